@@ -1,0 +1,1 @@
+"""The native REST interface. `docs/reference/rest.md` says what it promises."""

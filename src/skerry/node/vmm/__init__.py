@@ -1,0 +1,1 @@
+"""Virtual machine monitors behind one Protocol."""

@@ -1,0 +1,1 @@
+"""QEMU as the virtual machine monitor: `microvm` machines, with KVM or in emulation."""

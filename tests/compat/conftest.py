@@ -1,0 +1,69 @@
+"""Released clients of others, led to a server of ours: by its one address, or under TLS by names of its domain."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.clients import Case, Runners
+from support.names import Names
+from support.server import Server, free_port
+
+DOMAIN = "boxes.test"
+
+
+@pytest.fixture(scope="session")
+def e2b_env(server: Server) -> dict[str, str]:
+    """What leads an E2B client to the server."""
+    return {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url, "E2B_API_KEY": e2b_key(server)}
+
+
+def e2b_key(server: Server) -> str:
+    return f"e2b_{server.api_key.encode('ascii').hex()}"
+
+
+@pytest.fixture(scope="module")
+def runners(e2b_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runners]:
+    with Runners(e2b_env, tmp_path_factory.mktemp("clients")) as running:
+        yield running
+
+
+@pytest.fixture
+def case(runners: Runners, request: pytest.FixtureRequest) -> Case:
+    return Case(runners, request.param)
+
+
+@pytest.fixture(scope="module")
+def secure_env(
+    new_server: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Server, dict[str, str]]:
+    """A server with a certificate that `skerry domain` made, and what leads an E2B client to it: a domain, no URL."""
+    port, folder = free_port(), tmp_path_factory.mktemp("tls")
+    skerry = str(Path(sys.executable).parent / "skerry")
+    make = [skerry, "domain", DOMAIN, "--out", str(folder), "--port", str(port), "--json"]
+    said = json.loads(subprocess.run(make, capture_output=True, timeout=60, check=True).stdout)
+    server = new_server(
+        SKERRY_DOMAIN=said["address"],
+        SKERRY_TLS_CERT=said["cert"],
+        SKERRY_TLS_KEY=said["key"],
+        SKERRY_TLS_PORT=str(port),
+    )
+    trust = {"SSL_CERT_FILE": said["ca"], "NODE_EXTRA_CA_CERTS": said["ca"]}
+    return server, trust | {"E2B_DOMAIN": said["address"], "E2B_API_KEY": e2b_key(server)}
+
+
+@pytest.fixture(scope="module")
+def secure_runners(
+    secure_env: tuple[Server, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runners]:
+    logs = tmp_path_factory.mktemp("clients")
+    with Names(DOMAIN, logs / "names") as names, Runners(secure_env[1], logs, names) as running:
+        yield running
+
+
+@pytest.fixture
+def secure_case(secure_runners: Runners, request: pytest.FixtureRequest) -> Case:
+    return Case(secure_runners, request.param)
