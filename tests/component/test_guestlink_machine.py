@@ -15,10 +15,12 @@ from skerry.core.models import PtySize
 from skerry.node.guestlink import GuestLink
 from support.guest_agent import GUEST_PYTHON, SOURCE, RunningAgent, compiled_half, end_tree, identity, own_cgroup
 
-# A private /etc (the agent writes to it), /proc, /dev and network; no right to set the clock or to resize a disk.
+# A private /etc and /run (the agent writes to them), /proc, /dev and network; no right to set the clock or to resize a
+# disk.
 MACHINE = """
 set -e
 mount -t tmpfs none /mnt && cp -a /etc/. /mnt/ && mount --move /mnt /etc
+mount -t tmpfs none /run && mkdir -m 0711 /run/skerry
 mount -t proc proc /proc
 mount -t tmpfs none /dev/shm && umount /dev/shm
 umount -l /dev/pts /dev/shm 2>/dev/null || true
