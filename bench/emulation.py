@@ -112,9 +112,10 @@ async def run(guest: Guest, command: list[str]) -> tuple[float, str]:
 async def measure(variant: Variant, cache: Path, folder: Path) -> Sample:
     config = NodeConfig(folder, cache, slots=0, pool_floor=0, pool_ceiling=0)
     found: Sample = {}
-    driver = QemuDriver(images.toolchain(cache, variant.qemu), "tcg")
+    found_images = images.load(cache)
+    driver = QemuDriver(images.toolchain(cache, variant.qemu), "tcg", found_images.jail)
     with shaped(variant):
-        async with Engine(config, driver, images.load(cache)) as engine:
+        async with Engine(config, driver, found_images) as engine:
             began = time.perf_counter()
             await engine.create("sb1", SandboxSpec(memory_mb=512))  # boots the template's image, and clones it
             found["boot s"] = time.perf_counter() - began

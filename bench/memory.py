@@ -90,7 +90,7 @@ async def engine_rows(folder: Path) -> list[Row]:
     found = images.load(cache)
     config = NodeConfig(folder, cache, slots=2, pool_floor=0, pool_ceiling=0)
     runs, answers, boots, forks, pauses = [], [], [], [], []
-    async with Engine(config, QemuDriver(found.toolchain, "tcg"), found) as engine:
+    async with Engine(config, QemuDriver(found.toolchain, "tcg", found.jail), found) as engine:
         await engine.create("sb1", SandboxSpec(memory_mb=256))
         for n in range(8):
             start = time.perf_counter()

@@ -34,7 +34,7 @@ def opened(tmp_path: Path) -> Open:
         base = found.templates["base"]
         started = replace(base, name="started", key=f"{base.key}-{hash(start)}", memory_mb=256, start=start)
         images = replace(found, templates={"base": base, "started": started})
-        async with Engine(config, QemuDriver(found.toolchain, "tcg"), images) as engine:
+        async with Engine(config, QemuDriver(found.toolchain, "tcg", found.jail), images) as engine:
             yield engine
             for sandbox in [*engine.sandboxes(), *engine.paused()]:
                 await engine.kill(sandbox.id)

@@ -56,7 +56,7 @@ class Bench:
 def _qemu(version: str | None) -> tuple[Callable[[], VmDriver], images.ImageSet]:
     found = built_images(cache_dir())
     toolchain = images.toolchain(cache_dir(), version) if version else found.toolchain
-    return (lambda: QemuDriver(toolchain, "tcg")), found
+    return (lambda: QemuDriver(toolchain, "tcg", found.jail)), found
 
 
 def fake_driver() -> FakeDriver:
@@ -72,17 +72,20 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     run_dir = root / "vm1"
     run_dir.mkdir(parents=True)
     kernel = initramfs = agent = tmp_path / "none"
+    backing: tuple[Path, ...] = ()
     make: Callable[[], VmDriver] = fake_driver
     if request.param != "fake":
         make, found = _qemu("host" if request.param == "qemu-host" else None)
         kernel, initramfs, agent = found.kernel.vmlinuz, found.kernel.initramfs, found.agent.image
-        overlay.create(run_dir / "disk.qcow2", found.templates["base"].disk, 8 << 30)
+        backing = (found.templates["base"].disk,)
+        overlay.create(run_dir / "disk.qcow2", *backing, 8 << 30)
     netns = f"sk-test-{secrets.token_hex(4)}"
     namespace.create(netns)
     fd = namespace.open_namespace(netns)
     cgroups = Cgroups(f"test-{secrets.token_hex(3)}")
     procs = cgroups.create("vm1", Limits(1 << 30, 1))
     spec = VmSpec("vm1", 1, 256, kernel, initramfs, run_dir / "disk.qcow2", agent, run_dir, netns, "tap0", {}, procs)
+    spec = replace(spec, backing=backing)
     bench = Bench(make, spec, root, fd, make())
     yield bench
     await bench.driver.sweep(root, ())

@@ -17,7 +17,7 @@ from typing import Any
 from skerry import images
 from skerry.core.ids import new_id
 from skerry.core.models import Exited, ExitStatus, Gap, Identity, Output, ProcessSpec, Stream
-from skerry.images.birth import build_birth
+from skerry.images.compiled import birth
 from skerry.images.cache import Cache
 from skerry.images.model import Silent
 from skerry.node.contract import ProcessStream
@@ -110,7 +110,7 @@ def compiled_half() -> Path:
     cache.prepare()
     apt = images.guest_apt(cache)
     apt.update()
-    return build_birth(cache, apt, Silent())
+    return birth().build(cache, apt, Silent())
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def empty_images(directory: Path, *, disk_mb: int = 2048) -> ImageSet:
     for artefact in (kernel.vmlinuz, kernel.initramfs, directory / "agent.ext4"):
         artefact.touch()
     toolchain = Toolchain(Path("/nonexistent/qemu"), Path("/nonexistent/qemu-img"), (0, 0, 0), "path")
-    return ImageSet(kernel, AgentImage("a", directory / "agent.ext4"), {"base": template}, toolchain)
+    return ImageSet(kernel, AgentImage("a", directory / "agent.ext4"), {"base": template}, toolchain, directory / "jail")
 
 
 @dataclass
@@ -137,4 +137,4 @@ def built_images(directory: Path) -> ImageSet:
 def vm_engine(config: NodeConfig, *, upstream: Upstream | None = None) -> Engine:
     """An engine that boots real, emulated microVMs."""
     found = built_images(config.cache_dir)
-    return Engine(config, QemuDriver(found.toolchain, "tcg"), found, upstream=upstream)
+    return Engine(config, QemuDriver(found.toolchain, "tcg", found.jail), found, upstream=upstream)

@@ -17,6 +17,7 @@ from skerry.images.agent import MOUNTPOINT as AGENT_MOUNTPOINT
 from skerry.images.agent import build_agent, find_agent
 from skerry.images.apt import PrivateApt
 from skerry.images.cache import Cache, default_cache_dir
+from skerry.images.compiled import jail
 from skerry.images.kernel import build_kernel, find_kernel
 from skerry.images.model import AgentImage, ImageSet, KernelImage, Progress, Silent, TemplateImage, Toolchain
 from skerry.images.qemu import build_toolchain
@@ -65,15 +66,17 @@ def load(cache_dir: Path, *, guest_source: Path | None = None) -> ImageSet:
     apt = guest_apt(cache)
     kernel = find_kernel(cache, apt)
     agent = find_agent(cache, apt, guest_source)
+    jailer = jail().find(cache, apt)
     templates = {name: found for name in TEMPLATES if (found := find_template(cache, name, apt)) is not None}
-    if kernel is None or agent is None or not templates:
-        missing = [n for n, v in (("kernel", kernel), ("agent", agent), ("template base", templates)) if not v]
+    if kernel is None or agent is None or jailer is None or not templates:
+        parts = (("kernel", kernel), ("agent", agent), ("jail", jailer), ("template base", templates))
+        missing = [name for name, value in parts if not value]
         raise NotFound(
             f"not built in {cache_dir}: {', '.join(missing)}; run `python -m skerry.images build`",
             code="images_not_built",
             missing=", ".join(missing),
         )
-    return ImageSet(kernel=kernel, agent=agent, templates=templates, toolchain=_toolchain(cache))
+    return ImageSet(kernel=kernel, agent=agent, templates=templates, toolchain=_toolchain(cache), jail=jailer)
 
 
 def build(
@@ -115,5 +118,6 @@ def _build(
 ) -> ImageSet:
     kernel = build_kernel(cache, apt, progress)
     agent = build_agent(cache, apt, progress, guest_source)
+    jailer = jail().build(cache, apt, progress)
     built = {name: build_template(cache, name, apt, progress) for name in templates}
-    return ImageSet(kernel=kernel, agent=agent, templates=built, toolchain=tools)
+    return ImageSet(kernel=kernel, agent=agent, templates=built, toolchain=tools, jail=jailer)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from skerry.core.errors import InternalError
-from skerry.images import birth, ext4
+from skerry.images import compiled, ext4
 from skerry.images.apt import PrivateApt
 from skerry.images.cache import Cache, hash_file, hash_files, key_of
 from skerry.images.model import AgentImage, Progress
@@ -61,7 +61,7 @@ def agent_key(apt: PrivateApt, guest_source: Path | None = None) -> str | None:
     for name, directory in sorted(_packages(guest_source).items()):
         code |= {f"{name}/{path.relative_to(directory)}": hash_file(path) for path in _sources(directory)}
         code |= {f"{name}/{path.name}": hash_file(path) for path in directory.glob("*.c")}
-    recipe = hash_files(HERE, [HERE / "agent.py", HERE / "birth.py", HERE / "ext4.py"])
+    recipe = hash_files(HERE, [HERE / "agent.py", HERE / "compiled.py", HERE / "ext4.py"])
     return key_of({"kind": "agent", "index": index, "recipe": recipe, "code": code})
 
 
@@ -78,7 +78,7 @@ def build_agent(cache: Cache, apt: PrivateApt, progress: Progress, guest_source:
         raise InternalError("the archive's index was not fetched", code="no_index")
     runtime = _build_runtime(cache, apt, progress)
     packages = _packages(guest_source)
-    compiled = birth.build_birth(cache, apt, progress, packages["guest"] / birth.SOURCE.name)
+    birth = compiled.birth(packages["guest"] / "birth.c").build(cache, apt, progress)
     step = "guest agent"
 
     def make(work: Path) -> None:
@@ -92,7 +92,7 @@ def build_agent(cache: Cache, apt: PrivateApt, progress: Progress, guest_source:
                 target = library / name / path.relative_to(directory)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
-        shutil.copyfile(compiled, library / "guest" / birth.LIBRARY)
+        shutil.copyfile(birth, library / "guest" / birth.name)
         _compile(tree, library)
         script = tree / "bin" / "agent"
         script.write_text(SCRIPT, encoding="utf-8")

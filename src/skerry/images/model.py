@@ -139,3 +139,5 @@ class ImageSet:
     agent: AgentImage
     templates: Mapping[str, TemplateImage]
     toolchain: Toolchain
+    jail: Path
+    """The program that starts a VMM where it can reach nothing but what is its own."""

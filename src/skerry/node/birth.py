@@ -171,6 +171,7 @@ async def assemble(resources: Resources, held: Held, entry: Entry, origin: Manif
             netns=slot.netns,
             tap=slot.tap,
             cgroup_procs=procs,
+            backing=(*map(resources.keep.layers.path, entry.layers[:-1]), Path(entry.base)),
             grown_disk=origin is not None and entry.disk_mb > origin.disk_mb,
             restore=resources.keep.images.memory(origin.image_id) if origin and origin.memory else None,
         )

@@ -19,4 +19,4 @@ async def build_engine(config: NodeConfig) -> Engine:
         toolchain = await in_thread(images.toolchain, config.cache_dir, str(config.qemu))
     verdict = await choose(config.accelerator, toolchain, image_set.kernel, config.cache_dir)
     log.debug("accelerator", accelerator=verdict.accelerator, because=verdict.because, qemu=toolchain.version_text)
-    return Engine(config, QemuDriver(toolchain, verdict.accelerator), image_set)
+    return Engine(config, QemuDriver(toolchain, verdict.accelerator, image_set.jail), image_set)

@@ -55,7 +55,7 @@ class VmSpec:
     kernel: Path
     initramfs: Path
     disk: Path
-    """qcow2 overlay, /dev/vda in the guest."""
+    """qcow2 overlay, /dev/vda in the guest: the one file that the VMM writes."""
     agent_image: Path
     """Read-only, /dev/vdb in the guest."""
     run_dir: Path
@@ -69,6 +69,8 @@ class VmSpec:
     """`cgroup.procs` files that the VMM process has to be put in before it runs."""
     grown_disk: bool = False
     """With `restore`: the disk is larger than it was when the memory was saved, and the guest has to be told."""
+    backing: tuple[Path, ...] = ()
+    """Every file below `disk`: the layers under it and their base."""
     restore: MemoryImage | None = None
     """Come up from this instead of booting. `cpu`, `memory_mb` and the devices must be those it was saved with."""
 

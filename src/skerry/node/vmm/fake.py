@@ -20,7 +20,7 @@ from skerry.node.aio import TaskSet, finish, in_thread
 from skerry.node.net.rules import GUEST_ADDRESS, GUEST_MAC, HOST_ADDRESS, HOST_MAC
 from skerry.node.process import ProcessId, Watched, identify, working_below
 from skerry.node.vmm.driver import Capabilities, MemoryImage, Saved, VmExit, VmHandle, VmSpec
-from skerry.node.vmm.qemu.launch import shim, spawn
+from skerry.node.vmm.qemu.launch import spawn
 
 Method = Literal[
     "start", "started", "restore", "stop", "recover", "wait", "pause", "resume", "console", "save", "saved", "save_disk"
@@ -29,6 +29,14 @@ Method = Literal[
 image."""
 COMMAND_TIMEOUT_S: Final = 20.0
 MARK: Final = "SKERRY_FAKE_VM"
+
+# $1: working directory; then cgroup.procs files up to "--"; then the program. The process joins its cgroups before
+# the program runs.
+_SHIM: Final = """\
+cd "$1" || exit 70; shift
+while [ "$1" != -- ]; do echo $$ > "$1" || exit 71; shift; done; shift
+exec "$@"
+"""
 
 
 @dataclass(slots=True)
@@ -47,7 +55,7 @@ class Faults:
     agent: bool = True
     """False: the guest never comes up."""
     birth: Path | None = None
-    """The agent's compiled half (`skerry.images.birth`); None: beside its sources."""
+    """The agent's compiled half (`skerry.images.compiled`); None: beside its sources."""
 
     async def strike(self, method: Method) -> None:
         if (delay := self.delay_s.get(method)) is not None:
@@ -242,7 +250,8 @@ def _launch(spec: VmSpec, *, agent: bool, birth: Path | None) -> ProcessId:
     if agent:
         guest = [sys.executable, "-m", "skerry.guest.agent", "--listen", "0.0.0.0:1024", "--allow", HOST_ADDRESS]
         guest += ["--birth", str(birth)] if birth is not None else []
-    command = shim(spec.run_dir, spec.cgroup_procs, ["unshare", "--net", *guest])
+    procs = map(str, spec.cgroup_procs)
+    command = ["/bin/sh", "-c", _SHIM, "sh", str(spec.run_dir), *procs, "--", "unshare", "--net", *guest]
     path = {"PYTHONPATH": str(Path(__file__).parents[3]), MARK: spec.vm_id}
     try:
         return identify(spawn(command, {}, path))

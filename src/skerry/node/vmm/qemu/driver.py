@@ -42,8 +42,9 @@ class _Vm:
 class QemuDriver:
     """One QEMU process per VM, found again by pid, start time and the monitor's socket in its `run_dir`."""
 
-    def __init__(self, toolchain: Toolchain, accelerator: argv.Accelerator) -> None:
+    def __init__(self, toolchain: Toolchain, accelerator: argv.Accelerator, jail: Path) -> None:
         self._toolchain = toolchain
+        self._jail = jail
         self._accelerator: argv.Accelerator = accelerator
         self._vms: dict[str, _Vm] = {}
         self._tasks = TaskSet()
@@ -68,7 +69,7 @@ class QemuDriver:
 
         def body() -> None:
             khz = tsc.khz() if self._accelerator == "tcg" else 0
-            launched.append(launch(spec, self._toolchain, self._accelerator, khz))
+            launched.append(launch(spec, self._toolchain, self._accelerator, self._jail, khz))
 
         watched: Watched | None = None
         try:
@@ -290,7 +291,7 @@ def _process(handle: VmHandle) -> ProcessId:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process is a QEMU of ours, or the shell that is about to become one."""
+    """Whether a process is a QEMU of ours, or the jail that is about to become one."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -13,27 +13,14 @@ from typing import Final
 from skerry.core.errors import InternalError
 from skerry.images.model import Toolchain
 from skerry.node.net import namespace
-from skerry.node.process import ProcessId, identify
+from skerry.node.process import ProcessId
 from skerry.node.vmm.driver import VmSpec
 from skerry.node.vmm.qemu import argv
+from skerry.node.vmm.qemu.jail import REPORT_FD, entered, jailed, let_read, read_only
 from skerry.node.vmm.qemu.qmp import short_path
 
 STDERR_BYTES: Final = 16_384
 MONITOR_FD, TAP_FD = 3, 4
-
-# $1: working directory; then cgroup.procs files up to "--"; then the program. The process joins its cgroups before
-# QEMU runs, is what the kernel kills first when the host runs out of memory, and dumps no core with a guest's memory.
-_SHIM: Final = """\
-cd "$1" || exit 70; shift
-while [ "$1" != -- ]; do echo $$ > "$1" || exit 71; shift; done; shift
-echo 500 > /proc/self/oom_score_adj; ulimit -c 0
-exec "$@"
-"""
-
-
-def shim(directory: Path, cgroup_procs: Sequence[Path], program: Sequence[str]) -> list[str]:
-    """The argv that starts `program` in a directory and in cgroups. Pure."""
-    return ["/bin/sh", "-c", _SHIM, "sh", str(directory), *map(str, cgroup_procs), "--", *program]
 
 
 @dataclass(slots=True)
@@ -44,11 +31,15 @@ class Launched:
 
     def said(self) -> str:
         """The last line QEMU wrote to its standard error."""
-        text = os.pread(self.stderr, STDERR_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
-        return text.splitlines()[-1] if text else ""
+        return last_line(self.stderr)
 
     def close(self) -> None:
         os.close(self.stderr)
+
+
+def last_line(stderr: int) -> str:
+    text = os.pread(stderr, STDERR_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
+    return text.splitlines()[-1] if text else ""
 
 
 def bounded_file(name: str, size: int) -> int:
@@ -77,35 +68,44 @@ def _ram_file(path: Path, size: int) -> None:
         os.close(fd)
 
 
-def launch(spec: VmSpec, toolchain: Toolchain, accelerator: argv.Accelerator, tsc_khz: int) -> Launched:
+def launch(
+    spec: VmSpec, toolchain: Toolchain, accelerator: argv.Accelerator, jail: Path, tsc_khz: int
+) -> Launched:
     """Start it. Raises InternalError (`step` vmm) with nothing running. The monitor's socket listens already."""
     command = argv.build(spec, toolchain, accelerator, argv.Inherited(MONITOR_FD, TAP_FD), tsc_khz=tsc_khz)
-    command = shim(spec.run_dir, spec.cgroup_procs, command)
+    command = jailed(spec, jail, toolchain, accelerator, command)
     with contextlib.ExitStack() as stack:
         try:
+            let_read([*read_only(spec), *([spec.restore.ram] if spec.restore else [])])
             if spec.restore is None:
                 _ram_file(spec.run_dir / argv.RAM, spec.memory_mb << 20)
             listener = stack.enter_context(_listen(spec.run_dir / argv.MONITOR))
             netns = namespace.open_namespace(spec.netns)
             stack.callback(os.close, netns)
+            report, told = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, report)
             stderr = bounded_file("qemu-stderr", STDERR_BYTES)
         except OSError as error:
             raise InternalError(f"QEMU could not be prepared: {error}", step="vmm") from error
 
         def start() -> int:
-            tap = namespace.open_tap_here(spec.tap)
-            try:
-                return spawn(command, {2: stderr, MONITOR_FD: listener.fileno(), TAP_FD: tap}, toolchain.env)
-            finally:
-                os.close(tap)
+            with contextlib.ExitStack() as inner:
+                inner.callback(os.close, told)
+                tap = namespace.open_tap_here(spec.tap)
+                inner.callback(os.close, tap)
+                descriptors = {2: stderr, MONITOR_FD: listener.fileno(), TAP_FD: tap, REPORT_FD: told}
+                return spawn(command, descriptors, toolchain.env)
 
+        launched: Launched | None = None
         try:
-            return Launched(identify(namespace.inside(netns, start)), stderr)
-        except BaseException as error:
-            os.close(stderr)
-            if isinstance(error, OSError):
-                raise InternalError(f"QEMU could not be started: {error}", step="vmm") from error
-            raise
+            launched = Launched(entered(namespace.inside(netns, start), report), stderr)
+        except (OSError, InternalError) as error:
+            said = last_line(stderr)
+            raise InternalError(f"QEMU could not be started: {said or error}", step="vmm") from error
+        finally:
+            if launched is None:
+                os.close(stderr)
+        return launched
 
 
 def spawn(command: Sequence[str], descriptors: Mapping[int, int], env: Mapping[str, str]) -> int:

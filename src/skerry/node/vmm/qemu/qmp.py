@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from qemu.qmp import EventListener, QMPClient, QMPError
 
 from skerry.core.errors import InternalError
+from skerry.node.aio import finish
 from skerry.node.vmm.qemu.argv import MONITOR
 
 CALL_DEADLINE_S: Final = 10.0
@@ -33,9 +34,11 @@ def short_path(path: Path) -> Iterator[str]:
 class Monitor:
     """A connection to one QEMU. QEMU serves one at a time; a new server connects when the old one is gone."""
 
-    def __init__(self, client: QMPClient, over: EventListener) -> None:
+    def __init__(self, client: QMPClient, over: EventListener, line: socket.socket) -> None:
         self._client = client
         self._over = over
+        self._line = line  # the library's own way to send a descriptor knows asyncio's loop only
+        self._sending = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._closed = False
 
@@ -47,6 +50,8 @@ class Monitor:
         client.register_listener(over)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)  # noqa: FBT003 - its name
+        line = connection.dup()
+        line.setblocking(False)  # noqa: FBT003 - its name
         try:
             async with asyncio.timeout(deadline_s):
                 with short_path(run_dir / MONITOR) as path:
@@ -56,10 +61,11 @@ class Monitor:
             with contextlib.suppress(QMPError, OSError, EOFError):
                 await client.disconnect()
             connection.close()
+            line.close()
             if isinstance(error, (OSError, QMPError, EOFError, TimeoutError)):
                 raise InternalError(f"QEMU's monitor does not answer: {error!r}", step="monitor") from error
             raise
-        return cls(client, over)
+        return cls(client, over, line)
 
     async def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
         """Raises InternalError (`step` monitor): refused, connection lost, or no answer in ten seconds."""
@@ -71,8 +77,42 @@ class Monitor:
 
     async def send_descriptor(self, name: str, fd: int) -> None:
         """Hand over an open file descriptor, which QEMU then knows by `name`."""
-        self._client.send_fd_scm(fd)
-        await self.execute("getfd", {"fdname": name})
+        async with self._sending:
+            self._send(fd)
+            await self.execute("getfd", {"fdname": name})
+
+    async def add_file(self, path: Path, *ways: int) -> str:
+        """Hand over a file that QEMU itself cannot get at, opened in each of these ways (`os.O_…`), and give the path by
+        which it opens it: for reading it has to be opened for reading alone, and so on. It keeps them."""
+        known: dict[str, int] = {}
+        for way in ways:
+            try:
+                fd = os.open(path, way | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise InternalError(f"{path}: {error.strerror}", step="monitor") from error
+            try:
+                async with self._sending:
+                    self._send(fd)
+                    known = {"fdset-id": int((await self.execute("add-fd", known))["fdset-id"])}
+            finally:
+                os.close(fd)
+        return f"/dev/fdset/{known['fdset-id']}"
+
+    @contextlib.asynccontextmanager
+    async def file(self, path: Path, way: int) -> AsyncIterator[str]:
+        """`add_file` for as long as the context lasts."""
+        name = await self.add_file(path, way)
+        try:
+            yield name
+        finally:
+            await finish(self.execute("remove-fd", {"fdset-id": int(name.rpartition("/")[2])}))
+
+    def _send(self, fd: int) -> None:
+        """With a space, which QEMU skips: what comes next takes the descriptor."""
+        try:
+            socket.send_fds(self._line, [b" "], [fd])
+        except OSError as error:
+            raise InternalError(f"a descriptor could not be handed over: {error}", step="monitor") from error
 
     async def status(self) -> str:
         """Such as "running", "paused", "shutdown"."""
@@ -94,6 +134,7 @@ class Monitor:
         async with self._closing:
             if not self._closed:
                 self._closed = True
+                self._line.close()
                 await self._disconnect()
 
     async def _disconnect(self) -> None:

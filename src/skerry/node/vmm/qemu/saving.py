@@ -53,7 +53,8 @@ async def load(monitor: Monitor, image: MemoryImage, version: tuple[int, ...]) -
 
 async def _incoming(monitor: Monitor, devices: Path, version: tuple[int, ...]) -> None:
     if version >= FILE_MIGRATION:
-        await monitor.execute("migrate-incoming", {"uri": f"file:{devices}"})
+        # Kept by QEMU until it ends: it reads from it on its own.
+        await monitor.execute("migrate-incoming", {"uri": f"file:{await monitor.add_file(devices, os.O_RDONLY)}"})
         return
     fd = os.open(devices, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -72,8 +73,11 @@ async def save(
         async with timings.step("base"):
             await in_thread(ramfile.clone, base, target.ram)
         async with _stopped(monitor, timings, go_on=go_on):
-            async with timings.step("devices"):
-                await monitor.execute("xen-save-devices-state", {"filename": str(target.devices), "live": True})
+            async with (
+                timings.step("devices"),
+                monitor.file(target.devices, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as devices,
+            ):
+                await monitor.execute("xen-save-devices-state", {"filename": devices, "live": True})
             async with timings.step("pages"):
                 size = await in_thread(_copy_written, pid, base, target.ram)
             await _switch_layer(monitor, layer, timings)
@@ -135,7 +139,9 @@ async def _switch_layer(monitor: Monitor, layer: Path | None, timings: _Timings)
 async def _add_layer(monitor: Monitor, layer: Path) -> None:
     present = await _disk_node(monitor)
     node = f"disk-{layer.stem}"
-    storage = {"driver": "file", "filename": str(layer), "cache": {"no-flush": True}}
+    # For writing, and for reading alone: as which QEMU may open it again when there is a layer above it.
+    file = await monitor.add_file(layer, os.O_RDWR, os.O_RDONLY)
+    storage = {"driver": "file", "filename": file, "cache": {"no-flush": True}}
     overlay = {
         "driver": "qcow2",
         "node-name": node,
