@@ -1,5 +1,6 @@
 """Doctor looks at this very machine; its answers are held against what the tests know of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from skerry.node.doctor import Check, examine
 from skerry.node.engine import Engine
 from skerry.node.net import namespace
 from skerry.node.vmm.fake import FakeDriver, Faults
-from support.node import StubAgents, empty_images
+from support.node import StubAgents, built_images, cache_dir, empty_images
 
 
 async def look(config: NodeConfig) -> dict[str, Check]:
@@ -32,7 +33,17 @@ async def test_what_this_machine_can_do(config: NodeConfig) -> None:
     for name in ("host", "root", "tun", "netns", "nft", "state"):
         assert checks[name].level == "ok", checks[name]
     assert checks["images"].level == "fail"
+    assert checks["jail"].level == "warn"
     assert "python -m skerry.images build" in (checks["images"].remedy or "")
+
+
+async def test_the_jail_is_tried(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_images(cache_dir())
+    config = replace(config, cache_dir=cache_dir())
+    assert (await look(config))["jail"].level == "ok"
+    old = replace(doctor.images.toolchain(cache_dir()), version=(7, 2, 0))
+    monkeypatch.setattr(doctor.images, "toolchain", lambda *_: old)
+    assert (await look(config))["jail"].level == "warn"
 
 
 async def test_what_is_missing_is_said_with_its_remedy(config: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:

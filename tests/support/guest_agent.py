@@ -17,8 +17,8 @@ from typing import Any
 from skerry import images
 from skerry.core.ids import new_id
 from skerry.core.models import Exited, ExitStatus, Gap, Identity, Output, ProcessSpec, Stream
-from skerry.images.compiled import birth
 from skerry.images.cache import Cache
+from skerry.images.compiled import birth
 from skerry.images.model import Silent
 from skerry.node.contract import ProcessStream
 from skerry.node.guestlink import GuestLink

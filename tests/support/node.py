@@ -37,7 +37,9 @@ def empty_images(directory: Path, *, disk_mb: int = 2048) -> ImageSet:
     for artefact in (kernel.vmlinuz, kernel.initramfs, directory / "agent.ext4"):
         artefact.touch()
     toolchain = Toolchain(Path("/nonexistent/qemu"), Path("/nonexistent/qemu-img"), (0, 0, 0), "path")
-    return ImageSet(kernel, AgentImage("a", directory / "agent.ext4"), {"base": template}, toolchain, directory / "jail")
+    return ImageSet(
+        kernel, AgentImage("a", directory / "agent.ext4"), {"base": template}, toolchain, directory / "jail"
+    )
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 from skerry.images.model import Toolchain
 from skerry.node.vmm.driver import MemoryImage, VmSpec
 from skerry.node.vmm.qemu import argv
-from skerry.node.vmm.qemu.launch import shim
+from skerry.node.vmm.qemu.jail import jailed
 from skerry.node.vmm.qemu.probe import probe_argv
 
 TOOLCHAIN = Toolchain(Path("/q/qemu-system-x86_64"), Path("/q/qemu-img"), (10, 0, 2), "path", ("-L", "/q/share"))
@@ -113,10 +113,37 @@ def test_extra_kernel_arguments_come_last_and_in_order() -> None:
     assert command[command.index("-append") + 1].endswith(" skerry.a=1 skerry.b=2")
 
 
-def test_the_shim_joins_cgroups_before_it_becomes_the_program() -> None:
-    command = shim(Path("/run/x"), [Path("/cg/a"), Path("/cg/b")], ["prog", "--", "arg"])
-    assert command[:2] == ["/bin/sh", "-c"]
-    assert command[3:] == ["sh", "/run/x", "/cg/a", "/cg/b", "--", "prog", "--", "arg"]
+def options(spec: VmSpec, toolchain: Toolchain = TOOLCHAIN) -> dict[str, set[str]]:
+    command = jailed(spec, Path("/c/jail"), toolchain, "tcg", ["prog", "--", "arg"])
+    end = command.index("--")
+    assert command[0] == "/c/jail"
+    assert command[end:] == ["--", "prog", "--", "arg"]
+    found: dict[str, set[str]] = {}
+    for option, value in zip(command[1:end:2], command[2:end:2], strict=True):
+        found.setdefault(option, set()).add(value)
+    return found
+
+
+def test_the_jail_shows_a_booted_guests_files_and_lets_it_write_its_own() -> None:
+    cgroups = (Path("/cg/a"), Path("/cg/b"))
+    found = options(replace(SPEC, cgroup_procs=cgroups, backing=(Path("/d/below.qcow2"), Path("/c/base.ext4"))))
+    assert found["-c"] == {"/cg/a", "/cg/b"}
+    assert found["-r"] == {"/c/vmlinuz", "/c/initramfs", "/c/agent.ext4", "/d/below.qcow2", "/c/base.ext4"}
+    assert found["-w"] == {"/d/disk.qcow2", "/d/ram"}
+    assert "/q/qemu-system-x86_64" in found["-R"]
+    assert found["-d"] == {"/d"}
+    assert "-u" not in found
+    assert "-v" not in found
+
+
+def test_the_jail_shows_an_image_read_only_except_to_a_qemu_that_cannot_open_it_so() -> None:
+    spec = replace(SPEC, restore=MemoryImage.below(Path("/images/x")))
+    found = options(spec)
+    assert found["-r"] == {"/c/agent.ext4", "/images/x/ram"}
+    assert found["-w"] == {"/d/disk.qcow2"}
+    old = options(spec, replace(TOOLCHAIN, version=(7, 2, 0)))
+    assert old["-w"] == {"/d/disk.qcow2", "/images/x/ram"}
+    assert old["-u"] == {"0"}
 
 
 def test_the_probe_uses_the_machine_that_guests_get() -> None:

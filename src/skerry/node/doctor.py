@@ -18,6 +18,8 @@ from skerry.node.config import NodeConfig
 from skerry.node.net import namespace
 from skerry.node.process import working_below
 from skerry.node.vmm.qemu import probe
+from skerry.node.vmm.qemu.argv import READ_ONLY_RAM
+from skerry.node.vmm.qemu.launch import rehearse
 
 Level = Literal["ok", "warn", "fail"]
 COMMAND_TIMEOUT_S: Final = 10.0
@@ -44,6 +46,7 @@ async def examine(config: NodeConfig) -> list[Check]:
     checks.append(check)
     image_set, check = await in_thread(_images, config)
     checks.append(check)
+    checks.append(await in_thread(_jail, toolchain, image_set))
     checks.append(await _accelerator(config, toolchain, image_set))
     checks += await in_thread(_state, config)
     return checks
@@ -148,6 +151,21 @@ def _images(config: NodeConfig) -> tuple[ImageSet | None, Check]:
         return None, Check("images", "fail", error.message, "python -m skerry.images build")
     names = ", ".join(sorted(found.templates))
     return found, Check("images", "ok", f"kernel {found.kernel.release}; templates: {names}")
+
+
+def _jail(toolchain: Toolchain | None, image_set: ImageSet | None) -> Check:
+    if toolchain is None or image_set is None:
+        return Check("jail", "warn", "not tried: QEMU or the images are missing", "get those first")
+    try:
+        rehearse(image_set.jail)
+    except SkerryError as error:
+        return Check(
+            "jail", "fail", error.message, "run on a host or in a privileged container, with Linux 5.12 or later"
+        )
+    if toolchain.version < READ_ONLY_RAM:
+        remedy = "QEMU 8.2 or later opens memory images read-only, and runs as a user of its own for each sandbox"
+        return Check("jail", "warn", f"QEMU {toolchain.version_text} runs without rights, but as user 0", remedy)
+    return Check("jail", "ok", "each QEMU runs as a user of its own, without rights, and sees only its files")
 
 
 async def _accelerator(config: NodeConfig, toolchain: Toolchain | None, image_set: ImageSet | None) -> Check:

@@ -12,7 +12,6 @@ from typing import Final
 
 from skerry.core.errors import InternalError
 from skerry.images.model import Toolchain
-from skerry.node.process import ProcessId, identify
 from skerry.node.vmm.driver import VmSpec
 from skerry.node.vmm.qemu import argv
 
@@ -78,15 +77,15 @@ def let_read(files: Sequence[Path]) -> None:
             file.chmod(0o644)
 
 
-def entered(jail_pid: int, report: int) -> ProcessId:
-    """The program that the jail has become or started. Waits for the jail's own end, which comes at once. Raises
-    InternalError where there is none; what went wrong is on the jail's standard error."""
+def entered(jail_pid: int, report: int) -> int:
+    """The pid of the program that the jail has started, our child. Waits for the jail's own end, which comes at once.
+    Raises InternalError where there is none; what went wrong is on the jail's standard error."""
     said = b""
     while part := os.read(report, 64):
         said += part
     _, status = os.waitpid(jail_pid, 0)
     if status == 0:
-        return identify(int(said))
+        return int(said)
     if said:
         os.waitpid(int(said), 0)
     raise InternalError("the VMM's jail could not be made", step="vmm")

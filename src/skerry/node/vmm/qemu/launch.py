@@ -13,10 +13,10 @@ from typing import Final
 from skerry.core.errors import InternalError
 from skerry.images.model import Toolchain
 from skerry.node.net import namespace
-from skerry.node.process import ProcessId
+from skerry.node.process import ProcessId, identify
 from skerry.node.vmm.driver import VmSpec
 from skerry.node.vmm.qemu import argv
-from skerry.node.vmm.qemu.jail import REPORT_FD, entered, jailed, let_read, read_only
+from skerry.node.vmm.qemu.jail import LIBRARIES, REPORT_FD, entered, jailed, let_read, read_only
 from skerry.node.vmm.qemu.qmp import short_path
 
 STDERR_BYTES: Final = 16_384
@@ -68,9 +68,7 @@ def _ram_file(path: Path, size: int) -> None:
         os.close(fd)
 
 
-def launch(
-    spec: VmSpec, toolchain: Toolchain, accelerator: argv.Accelerator, jail: Path, tsc_khz: int
-) -> Launched:
+def launch(spec: VmSpec, toolchain: Toolchain, accelerator: argv.Accelerator, jail: Path, tsc_khz: int) -> Launched:
     """Start it. Raises InternalError (`step` vmm) with nothing running. The monitor's socket listens already."""
     command = argv.build(spec, toolchain, accelerator, argv.Inherited(MONITOR_FD, TAP_FD), tsc_khz=tsc_khz)
     command = jailed(spec, jail, toolchain, accelerator, command)
@@ -96,16 +94,41 @@ def launch(
                 descriptors = {2: stderr, MONITOR_FD: listener.fileno(), TAP_FD: tap, REPORT_FD: told}
                 return spawn(command, descriptors, toolchain.env)
 
-        launched: Launched | None = None
+        pid = 0
         try:
-            launched = Launched(entered(namespace.inside(netns, start), report), stderr)
-        except (OSError, InternalError) as error:
+            pid = entered(namespace.inside(netns, start), report)
+            return Launched(identify(pid), stderr)
+        except BaseException as error:
             said = last_line(stderr)
-            raise InternalError(f"QEMU could not be started: {said or error}", step="vmm") from error
+            os.close(stderr)
+            if pid:  # it ended at once
+                os.waitpid(pid, 0)
+            if isinstance(error, (OSError, InternalError)):
+                raise InternalError(f"QEMU could not be started: {said or error}", step="vmm") from error
+            raise
+
+
+def rehearse(jail: Path) -> None:
+    """Run a program that does nothing in a jail. Raises InternalError with what this machine does not let it do."""
+    shown = [
+        word for path in (Path("/bin"), Path("/usr/bin"), *LIBRARIES) if os.path.lexists(path) for word in ("-R", path)
+    ]
+    command = [jail, *shown, "-p", REPORT_FD, "-d", "/nowhere", "--", "/bin/true"]
+    report, told = os.pipe2(os.O_CLOEXEC)
+    stderr = bounded_file("jail-stderr", STDERR_BYTES)
+    try:
+        try:
+            pid = spawn([str(word) for word in command], {2: stderr, REPORT_FD: told}, {})
         finally:
-            if launched is None:
-                os.close(stderr)
-        return launched
+            os.close(told)
+        _, status = os.waitpid(entered(pid, report), 0)
+    except (OSError, InternalError) as error:
+        raise InternalError(last_line(stderr) or str(error), step="vmm") from error
+    finally:
+        os.close(report)
+        os.close(stderr)
+    if status != 0:
+        raise InternalError(f"{command[-1]} failed in the jail", step="vmm")
 
 
 def spawn(command: Sequence[str], descriptors: Mapping[int, int], env: Mapping[str, str]) -> int:

@@ -82,8 +82,8 @@ class Monitor:
             await self.execute("getfd", {"fdname": name})
 
     async def add_file(self, path: Path, *ways: int) -> str:
-        """Hand over a file that QEMU itself cannot get at, opened in each of these ways (`os.O_…`), and give the path by
-        which it opens it: for reading it has to be opened for reading alone, and so on. It keeps them."""
+        """Hand over a file that QEMU itself cannot get at, opened in each of these ways (`os.O_…`); gives the path by
+        which QEMU opens it, in one of just these ways. QEMU keeps them."""
         known: dict[str, int] = {}
         for way in ways:
             try:
