@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from skerry import Sandbox
 from support.clients import Case, Runners
 from support.names import Names
 from support.server import Server, free_port
@@ -53,6 +54,12 @@ def secure_env(
     )
     trust = {"SSL_CERT_FILE": said["ca"], "NODE_EXTRA_CA_CERTS": said["ca"]}
     return server, trust | {"E2B_DOMAIN": said["address"], "E2B_API_KEY": e2b_key(server)}
+
+
+@pytest.fixture(scope="module")
+def code_interpreter(secure_env: tuple[Server, dict[str, str]]) -> None:
+    """The template's memory image is made when its first sandbox is: longer than a case may take, on a busy machine."""
+    Sandbox.create("code-interpreter-v1", **secure_env[0].client).kill()
 
 
 @pytest.fixture(scope="module")

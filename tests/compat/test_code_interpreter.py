@@ -2,11 +2,10 @@
 
 import pytest
 
-from skerry import Sandbox
 from support.clients import Case, cases
 from support.server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("code_interpreter")]
 
 PYTHON = cases("code_interpreter.py", ["python-2.63"])
 JAVASCRIPT = cases("code_interpreter.mjs", ["js-2.51"])
@@ -17,12 +16,6 @@ def e2b_env(secure_env: tuple[Server, dict[str, str]]) -> dict[str, str]:
     """One server for both ways to it."""
     server, by_name = secure_env
     return {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url, "E2B_API_KEY": by_name["E2B_API_KEY"]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def template(secure_env: tuple[Server, dict[str, str]]) -> None:
-    """Its memory image is made when its first sandbox is: longer than a case may take, on a busy machine."""
-    Sandbox.create("code-interpreter-v1", **secure_env[0].client).kill()
 
 
 @pytest.mark.parametrize("case", PYTHON, indirect=True)

