@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Snapshot,
         TransferIncomplete,
         WatchEvent,
+        secret,
     )
 
 __version__ = "0.1.0"
@@ -96,6 +97,7 @@ _HOMES = {
         "Snapshot",
         "TransferIncomplete",
         "WatchEvent",
+        "secret",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -141,6 +143,7 @@ __all__ = [
     "Unavailable",
     "WatchEvent",
     "__version__",
+    "secret",
 ]
 
 

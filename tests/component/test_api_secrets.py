@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.sdk import AsyncClient, SecretInfo
+from skerry.core.errors import Conflict
+from skerry.sdk import AsyncClient, AsyncSandbox, Client, Sandbox, SecretInfo, secret
 from support.api_server import Api, running_api
 
 VALUE = "hunter2-Xq7-marker"
@@ -19,6 +20,16 @@ VALUE = "hunter2-Xq7-marker"
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
     async with running_api(tmp_path) as running:
         yield running
+
+
+async def skerry(api: Api, home: Path, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [str(Path(sys.executable).parent / "skerry"), *arguments]
+    environment = {
+        "PATH": "/usr/bin:/bin", "SKERRY_API_URL": api.url, "SKERRY_API_KEY": api.key, "HOME": str(home),
+    }  # fmt: skip
+    return await asyncio.to_thread(
+        subprocess.run, command, input=stdin, capture_output=True, env=environment, check=False
+    )
 
 
 async def test_put_list_look_delete(api: Api) -> None:
@@ -59,24 +70,95 @@ async def test_the_client_and_the_command_line(api: Api, tmp_path: Path) -> None
         assert made == await client.secrets.get("db-prod")
         assert isinstance(made, SecretInfo)
 
-        async def skerry(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-            command = [str(Path(sys.executable).parent / "skerry"), *arguments]
-            environment = {
-                "PATH": "/usr/bin:/bin",
-                "SKERRY_API_URL": api.url,
-                "SKERRY_API_KEY": api.key,
-                "HOME": str(tmp_path),
-            }
-            return await asyncio.to_thread(
-                subprocess.run, command, input=stdin, capture_output=True, env=environment, check=False
-            )
-
-        put = await skerry("secret", "set", "db-prod", stdin=VALUE.encode() + b"\n")
+        put = await skerry(api, tmp_path, "secret", "set", "db-prod", stdin=VALUE.encode() + b"\n")
         assert (put.returncode, put.stdout) == (0, b"db-prod@2\n")
-        listed = await skerry("secret", "ls", "--json")
+        listed = await skerry(api, tmp_path, "secret", "ls", "--json")
         assert [item["version"] for item in json.loads(listed.stdout)] == [2]
-        short = await skerry("secret", "set", "x", stdin=b"short\n")
+        short = await skerry(api, tmp_path, "secret", "set", "x", stdin=b"short\n")
         assert short.returncode == 125
         assert b"short\n" not in short.stderr
-        assert (await skerry("secret", "rm", "db-prod")).stdout == b"db-prod\n"
+        assert (await skerry(api, tmp_path, "secret", "rm", "db-prod")).stdout == b"db-prod\n"
         assert await client.secrets.list() == []
+
+
+async def test_bindings_are_typed_values_of_env(api: Api) -> None:
+    await api.http.put("/v1/secrets/db-prod", json={"value": VALUE})
+    box = await api.sandbox(env={"PLAIN": "1", "A": {"secret": "db-prod"}})
+    env = {"B": {"secret": "db-prod", "version": 1}, "F": {"secret": "db-prod", "file": True}, "C": "2"}
+    for path in ("run", "processes"):
+        answer = await api.http.post(f"/v1/sandboxes/{box}/{path}", json={"command": "true", "env": env})
+        assert answer.status_code < 300, answer.text
+        assert VALUE not in answer.text
+    for given in api.guest(box).started.values():
+        assert (given.env, given.secret_env) == ({"C": "2"}, {"A": VALUE, "B": VALUE})
+        assert given.secret_files == {"F": VALUE}
+    forked = await api.http.post(f"/v1/sandboxes/{box}/fork", json={"env": {"A": "plain"}})
+    assert forked.status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "code"),
+    [
+        (5, "env.A", "invalid_request"),
+        (None, "env.A", "invalid_request"),
+        ({}, "env.A.secret", "invalid_request"),
+        ({"secret": f"{VALUE} pasted"}, "env.A.secret", "invalid_request"),
+        ({"secret": "db-prod", "version": 0}, "env.A.version", "invalid_request"),
+        ({"secret": "db-prod", "value": VALUE}, "env.A.value", "invalid_request"),
+        ({"secret": "nope"}, None, "secret_not_found"),
+    ],
+)
+async def test_a_wrong_binding_is_named_and_no_value_repeated(
+    api: Api, value: object, field: str | None, code: str
+) -> None:
+    await api.http.put("/v1/secrets/db-prod", json={"value": VALUE})
+    box = await api.sandbox()
+    for path, body in (("/v1/sandboxes", {}), (f"/v1/sandboxes/{box}/run", {"command": "true"})):
+        answer = await api.http.post(path, json={**body, "env": {"A": value}})
+        problem = answer.json()
+        assert problem["code"] == code
+        assert [each["field"] for each in problem.get("errors") or ()] == ([field] if field else [])
+        assert "marker" not in answer.text
+
+
+async def test_the_client_binds_at_creation_for_a_command_and_in_a_terminal(api: Api) -> None:
+    async with AsyncClient(api.url, api.key) as client:
+        await client.secrets.set("db-prod", VALUE)
+        async with await AsyncSandbox.create(env={"A": secret("db-prod"), "B": "1"}, client=client) as box:
+            await box.run("true", env={"C": secret("db-prod", 1, file=True)})
+            process = await box.commands.start("stay", env={"D": secret("db-prod")})
+            await process.kill()
+            async with await box.pty("stay", env={"E": secret("db-prod")}):
+                pass
+            given = list(api.guest(box.id).started.values())
+            assert [sorted({**spec.secret_env, **spec.secret_files}) for spec in given] == [
+                ["A", "C"], ["A", "D"], ["A", "E"],
+            ]  # fmt: skip
+            with pytest.raises(Conflict) as refused:
+                await box.snapshot()
+            assert refused.value.code == "secrets_in_memory"
+            assert (await box.snapshot(secrets="keep")).holds_secrets
+    blocking = Client(api.url, api.key)
+
+    def by_blocking() -> None:
+        with blocking, Sandbox.create(env={"A": secret("db-prod")}, client=blocking) as box:
+            box.run("true", env={"B": secret("db-prod")})
+            assert api.guest(box.id).started.popitem()[1].secret_env == {"A": VALUE, "B": VALUE}
+
+    await asyncio.to_thread(by_blocking)
+
+
+async def test_the_command_line_binds(api: Api, tmp_path: Path) -> None:
+    await api.http.put("/v1/secrets/db-prod", json={"value": VALUE})
+    box = await api.sandbox()
+    command = ["exec", box, "--env", "P=1", "--secret-env", "A=db-prod@1", "--secret-file", "F=db-prod", "--", "true"]
+    done = await skerry(api, tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    given = api.guest(box).started.popitem()[1]
+    assert (given.env, given.secret_env, given.secret_files) == ({"P": "1"}, {"A": VALUE}, {"F": VALUE})
+    for wrong in ("A", "A=", f"A={VALUE} pasted", "A=db-prod@0"):
+        refused = await skerry(api, tmp_path, "exec", box, "--secret-env", wrong, "--", "true")
+        assert refused.returncode == 125
+        assert b"marker" not in refused.stderr
+    assert (await skerry(api, tmp_path, "snapshot", box)).returncode == 125
+    assert (await skerry(api, tmp_path, "snapshot", box, "--keep-secrets")).returncode == 0

@@ -10,6 +10,7 @@ from skerry.guest import birth
 from skerry.guest.commands import Commands
 from skerry.guest.conn import Conn
 from skerry.guest.identity import Context
+from skerry.guest.secret_files import SecretFiles
 from skerry.guest.table import Table
 from skerry.guest.tree import Cgroups
 from support.guest_agent import compiled_half
@@ -21,7 +22,7 @@ def test_a_command_that_cannot_be_looked_after_is_ended_and_told(monkeypatch: py
 
     monkeypatch.setattr("skerry.guest.commands.Pump.run", fail)
     table = Table()
-    commands = Commands(Context(frozenset()), table, Cgroups(None))
+    commands = Commands(Context(frozenset()), table, Cgroups(None), SecretFiles(None))
     raised: list[type] = []
 
     def start(conn: Conn) -> None:

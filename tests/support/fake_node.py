@@ -437,6 +437,8 @@ class FakeGuest:
         self.spec = spec
         self.ended = asyncio.Event()
         self.running: dict[str, FakeProcess] = {}
+        self.started: dict[str, ProcessSpec] = {}
+        """What each was started with."""
         self.files: dict[str, bytes] = {}
         self.watches: dict[str, list[WatchEvent]] = {}
         """What each watch has told."""
@@ -503,6 +505,7 @@ class FakeGuest:
             None,
         )
         process = FakeProcess(info)
+        self.started[spec.process_id] = spec
         self.running[spec.process_id] = process
         return FakeStream(self, process)
 

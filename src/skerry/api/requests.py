@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from skerry.api.problems import NotAcceptableMedia
+from skerry.api.schemas_env import TAGS
 from skerry.core.errors import InvalidRequest, Problem, TooLarge, Unauthenticated
 
 M = TypeVar("M", bound=BaseModel)
@@ -179,7 +180,7 @@ def validate(model: type[M], values: Mapping[str, Any]) -> M:
 
 
 def _problem(model: type[BaseModel], detail: Any) -> Problem:
-    location: tuple[int | str, ...] = detail["loc"]
+    location: tuple[int | str, ...] = tuple(part for part in detail["loc"] if part not in TAGS)
     field = ".".join(str(part)[:100] for part in location) or "body"
     kind: str = detail["type"]
     context: dict[str, Any] = detail.get("ctx") or {}

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from skerry.api.schemas_env import Env, Value
 from skerry.core import limits
 
 OUTPUT_BYTES_DEFAULT = 16 * 1024 * 1024
@@ -65,7 +66,7 @@ class CreateSandbox(Strict):
     mask_request_host: str | None = Field(
         default=None, description="What its servers see as Host; ${PORT} stands for the port"
     )
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict[str, Value])
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
@@ -171,7 +172,7 @@ class Command(Strict):
     argv: list[str] | None = Field(default=None, min_length=1)
     command: str | None = Field(default=None, description="Shell text, passed on unchanged")
     cwd: str | None = None
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict[str, Value])
     user: str | None = None
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from skerry.api.schemas import ProblemView, Query, SandboxView, Strict, TimeoutMs, View
+from skerry.api.schemas_env import Env
 from skerry.core import limits
 
 
@@ -24,6 +25,9 @@ class ResumeSandbox(Strict):
 class TakeSnapshot(Strict):
     name: str | None = Field(default=None, description="It then stands for this one, as the newest of its name")
     memory: bool = Field(default=True, description="false: the disk alone")
+    secrets: Literal["refuse", "keep"] = Field(
+        default="refuse", description="Of a memory that may hold secrets: refuse it with 409, or keep it"
+    )
 
 
 class ForkSandbox(Strict):
@@ -31,7 +35,7 @@ class ForkSandbox(Strict):
 
     count: int = Field(default=1, ge=1, le=limits.FORK_MAX)
     timeout_ms: TimeoutMs | None = None
-    env: dict[str, str] | None = None
+    env: Env | None = None
     metadata: dict[str, str] | None = None
 
 
@@ -61,6 +65,7 @@ class SnapshotView(View):
     stood_still_ms: float | None
     created_at: str
     node_id: str
+    holds_secrets: bool
 
 
 class SnapshotPage(View):

@@ -100,6 +100,7 @@ def snapshot(found: Snapshot) -> dict[str, Any]:
         "stood_still_ms": found.stood_still_ms,
         "created_at": timestamp(found.created_at),
         "node_id": found.node_id,
+        "holds_secrets": found.holds_secrets,
     }
 
 

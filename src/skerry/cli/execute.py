@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypedDict
 
 import typer
 
+from skerry.cli.environment import Env, SecretEnv, SecretFile, environment, pairs
 from skerry.cli.output import DEADLINE, JsonOption, note, write_bytes, write_json
 from skerry.cli.sandboxes import (
     AutoPause,
@@ -25,17 +26,15 @@ from skerry.cli.sandboxes import (
     AutoResume,
     Cpu,
     Disk,
-    Env,
     Id,
     Memory,
     Metadata,
     Template,
     create_options,
-    pairs,
 )
 from skerry.core.errors import InvalidRequest, OutcomeUnknown, SkerryError, Unavailable
 from skerry.core.limits import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN
-from skerry.sdk import Exited, ExitInfo, Gap, Output, Process, ProcessEvent, Sandbox, Started
+from skerry.sdk import Exited, ExitInfo, Gap, Output, Process, ProcessEvent, Sandbox, SecretRef, Started
 from skerry.sdk.sandbox import CreateOptions
 
 LIFETIME = 3600.0
@@ -56,7 +55,7 @@ Cwd = Annotated[str | None, typer.Option("--cwd", "-w", help="Working directory 
 class How(TypedDict):
     """How a command is to run; None is the default of the sandbox."""
 
-    env: dict[str, str]
+    env: dict[str, str | SecretRef]
     timeout: float | None
     user: str | None
     cwd: str | None
@@ -72,6 +71,8 @@ def run(
     auto_pause_disk_only: AutoPauseDiskOnly = False,
     auto_resume: AutoResume = False,
     env: Env = None,
+    secret_env: SecretEnv = None,
+    secret_file: SecretFile = None,
     metadata: Metadata = None,
     timeout: Deadline = None,
     lifetime: Annotated[float | None, typer.Option(help="Seconds the sandbox lives at most; 3600.")] = None,
@@ -86,7 +87,7 @@ def run(
         cpu,
         memory,
         disk,
-        pairs("--env", env, os.environ),
+        environment(env, secret_env, secret_file),
         pairs("--metadata", metadata),
         auto_pause=auto_pause,
         auto_pause_disk_only=auto_pause_disk_only,
@@ -103,6 +104,8 @@ def execute(
     sandbox: Id,
     command: CommandLine,
     env: Env = None,
+    secret_env: SecretEnv = None,
+    secret_file: SecretFile = None,
     timeout: Deadline = None,
     user: User = None,
     cwd: Cwd = None,
@@ -110,7 +113,8 @@ def execute(
     as_json: JsonOption = False,
 ) -> None:
     """Run a command in a sandbox that there is. The exit code is the command's. Ctrl-C kills the command."""
-    how: How = {"env": pairs("--env", env, os.environ), "timeout": timeout, "user": user, "cwd": cwd}
+    variables = environment(env, secret_env, secret_file)
+    how: How = {"env": variables, "timeout": timeout, "user": user, "cwd": cwd}
     with Sandbox.connect(sandbox) as box:
         code = carry_out(box, command, how, interactive=interactive, as_json=as_json)
     raise typer.Exit(code)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from skerry.cli.environment import Env, SecretEnv, SecretFile, environment, pairs
 from skerry.cli.output import FAILED, JsonOption, guarded, moment, note, write_error, write_json, write_table
-from skerry.cli.sandboxes import Env, Id, Metadata, pairs
+from skerry.cli.sandboxes import Id, Metadata
 from skerry.core.errors import NotFound, SkerryError
 from skerry.sdk import Client, ForkIncomplete, Sandbox, SandboxInfo
 from skerry.sdk.models import Image
@@ -66,11 +67,14 @@ def snapshot(
     sandbox: Id,
     name: Annotated[str | None, typer.Option("--name", "-n", help="A name to create others by.")] = None,
     disk_only: DiskOnly = False,
+    keep_secrets: Annotated[
+        bool, typer.Option("--keep-secrets", help="Keep the memory of a sandbox that was given secrets, too.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Keep the state of a sandbox and print the snapshot's id. The sandbox goes on."""
     with Sandbox.connect(sandbox) as box:
-        found = box.snapshot(name, memory=not disk_only)
+        found = box.snapshot(name, memory=not disk_only, secrets="keep" if keep_secrets else "refuse")
     if as_json:
         write_json(found)
     else:
@@ -82,19 +86,19 @@ def fork(
     count: Annotated[int, typer.Option("--count", "-n", help="Copies, 1 to 20.")] = 1,
     timeout: Annotated[float | None, typer.Option(help="Seconds until they are killed; the original's.")] = None,
     env: Env = None,
+    secret_env: SecretEnv = None,
+    secret_file: SecretFile = None,
     metadata: Metadata = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make running copies of a sandbox and print their ids. The sandbox goes on."""
-    import os
-
     failed = False
     with Sandbox.connect(sandbox) as box:
         try:
             copies = box.fork(
                 count,
                 timeout=timeout,
-                env=pairs("--env", env, os.environ) or None,
+                env=environment(env, secret_env, secret_file) or None,
                 metadata=pairs("--metadata", metadata) or None,
             )
         except ForkIncomplete as incomplete:

@@ -4,10 +4,12 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from skerry.cli.environment import Env, SecretEnv, SecretFile, environment, pairs
 from skerry.cli.output import (
     FAILED,
     JsonOption,
@@ -20,7 +22,7 @@ from skerry.cli.output import (
     write_table,
 )
 from skerry.core.errors import Gone, InvalidRequest, NotFound, SkerryError
-from skerry.sdk import Client, Sandbox
+from skerry.sdk import Client, Sandbox, SecretRef
 from skerry.sdk.models import SandboxInfo
 from skerry.sdk.sandbox import CreateOptions
 
@@ -36,29 +38,15 @@ AutoResume = Annotated[bool, typer.Option("--auto-resume", help="The first reque
 Cpu = Annotated[int | None, typer.Option("--cpu", help="CPUs, 1 to 8.")]
 Memory = Annotated[int | None, typer.Option("--memory", help="Memory, MB.")]
 Disk = Annotated[int | None, typer.Option("--disk", help="Disk, MB.")]
-Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="K=V, or K to pass on the own one. Repeatable.")]
 Metadata = Annotated[list[str] | None, typer.Option("--metadata", "-m", help="K=V. Repeatable.")]
 Id = Annotated[str, typer.Argument(metavar="SANDBOX", help="A sandbox's id.")]
-
-
-def pairs(option: str, values: list[str] | None, environ: Any = None) -> dict[str, str]:
-    """K=V texts as a mapping; with `environ`, K alone takes its value from there."""
-    found: dict[str, str] = {}
-    for text in values or ():
-        name, equals, value = text.partition("=")
-        if not equals and environ is not None and name in environ:
-            value, equals = environ[name], "="
-        if not name or not equals:
-            raise InvalidRequest.of(option, "must be K=V", given=name, allowed="K=V")
-        found[name] = value
-    return found
 
 
 def create_options(
     cpu: int | None,
     memory: int | None,
     disk: int | None,
-    env: dict[str, str],
+    env: Mapping[str, str | SecretRef],
     metadata: dict[str, str],
     *,
     auto_pause: bool = False,
@@ -111,17 +99,17 @@ def create(
         str | None, typer.Option("--mask-host", help="What its servers see as Host; ${PORT} stands for the port.")
     ] = None,
     env: Env = None,
+    secret_env: SecretEnv = None,
+    secret_file: SecretFile = None,
     metadata: Metadata = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a sandbox and print its id. It lives until its timeout, or `skerry kill`."""
-    import os
-
     options = create_options(
         cpu,
         memory,
         disk,
-        pairs("--env", env, os.environ),
+        environment(env, secret_env, secret_file),
         pairs("--metadata", metadata),
         auto_pause=auto_pause,
         auto_pause_disk_only=auto_pause_disk_only,

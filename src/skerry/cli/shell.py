@@ -16,9 +16,10 @@ from typing import Annotated
 
 import typer
 
+from skerry.cli.environment import Env, SecretEnv, SecretFile, environment
 from skerry.cli.execute import LIFETIME, Cwd, User, fresh
 from skerry.cli.output import JsonOption
-from skerry.cli.sandboxes import Env, Template, pairs
+from skerry.cli.sandboxes import Template
 from skerry.core.errors import InvalidRequest, SkerryError
 from skerry.sdk import ExitInfo, Pty, Sandbox
 
@@ -29,6 +30,8 @@ def shell(
     sandbox: Annotated[str | None, typer.Argument(metavar="[SANDBOX]", help="Without: a new one.")] = None,
     template: Template = "base",
     env: Env = None,
+    secret_env: SecretEnv = None,
+    secret_file: SecretFile = None,
     user: User = None,
     cwd: Cwd = None,
     command: Annotated[str | None, typer.Option("--command", "-c", help="Instead of a login shell.")] = None,
@@ -42,7 +45,7 @@ def shell(
         )
     if as_json:
         raise InvalidRequest.of("--json", "a terminal's output is no JSON")
-    variables = pairs("--env", env, os.environ)
+    variables = environment(env, secret_env, secret_file)
     if sandbox is not None:
         if keep or template != "base":
             raise InvalidRequest.of("--keep, --template", "are for a new sandbox")

@@ -9,6 +9,7 @@ from typing import Final
 from skerry.core import ids, limits
 from skerry.core.errors import InvalidRequest, Problem
 from skerry.core.models import ProcessSpec, PtySize, SandboxSpec
+from skerry.core.secrets import check_bindings
 
 IDEMPOTENCY_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 MASK: Final = re.compile(r"([A-Za-z0-9._-]|\$\{PORT\})+(:([0-9]{1,5}|\$\{PORT\}))?")
@@ -39,6 +40,7 @@ def check_spec(spec: SandboxSpec, max_lifetime_ms: int) -> Iterator[Problem]:
     yield from check_mask("mask_request_host", spec.mask_request_host)
     yield from check_auto_pause_memory(spec)
     yield from check_env("env", spec.env)
+    yield from check_bindings(spec.secrets, spec.env)
     yield from check_metadata("metadata", spec.metadata)
 
 

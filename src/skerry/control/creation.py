@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from skerry.control.checks import check_spec
+from skerry.control.delivery import Delivery
 from skerry.control.endings import Endings
 from skerry.control.idempotency import check_key, request_hashes, require_same
 from skerry.control.live import Live
@@ -47,9 +48,10 @@ class _Request:
 
 
 class Creation(Service):
-    def __init__(self, context: Context, endings: Endings) -> None:
+    def __init__(self, context: Context, endings: Endings, delivery: Delivery) -> None:
         super().__init__(context)
         self._endings = endings
+        self._delivery = delivery
         self._starting: dict[str, asyncio.Task[Sandbox]] = {}
 
     @property
@@ -67,6 +69,8 @@ class Creation(Service):
         """See `Sandboxes.create`."""
         async with self._recorder.refusals(principal, "sandbox.created", None):
             principal.require(Scope.WRITE)
+            if spec.secrets:
+                principal.require(Scope.SECRETS_USE)
             check_key(idempotency_key)
             async with self._store.read() as tx:
                 tenant = await tx.tenants.get(principal.tenant_id)
@@ -112,8 +116,13 @@ class Creation(Service):
                     raise _TakenError(found)
             origin = await origin_of(tx, self._nodes, principal, request.spec, request.given)
             await self.check_limit(tx, tenant)
+            await self._delivery.check(tx, principal.project_id, origin.spec.secrets)
+            if origin.holds_secrets:
+                principal.require(Scope.SECRETS_USE)
             sandbox = new_record(request.sandbox_id, principal, origin, now)
             await tx.sandboxes.add(sandbox)
+            if origin.snapshot_id is not None:
+                await tx.secrets.copy_uses(origin.snapshot_id, sandbox.id)
             if request.key_hash is not None:
                 other = await tx.idempotency.claim(tenant.id, request.key_hash, request.body_hash, sandbox.id, now)
                 if other is not None:
@@ -163,6 +172,8 @@ class Creation(Service):
     async def _start(self, live: Live, origin: Origin, request: _Request) -> Sandbox:
         try:
             try:
+                if origin.snapshot_id is not None:
+                    await self._delivery.recall([live])
                 async with asyncio.timeout(self._config.create_deadline_s):
                     vm = await origin.create(live.id)
             except TimeoutError:
@@ -279,4 +290,5 @@ def said(origin: Origin) -> dict[str, Any]:
         "auto_resume": spec.auto_resume,
         "public_ports": spec.public_ports,
         "env_names": sorted(spec.env)[:64],
+        **({"secrets": {**spec.secrets.env, **spec.secrets.files}} if spec.secrets else {}),
     }

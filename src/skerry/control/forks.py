@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import structlog
 
 from skerry.control.access import Access
 from skerry.control.checks import check_env, check_metadata, check_timeout
 from skerry.control.creation import POLL_S, Creation, new_record, said
+from skerry.control.delivery import Delivery
 from skerry.control.endings import Endings
 from skerry.control.idempotency import check_key, request_hashes, require_same
 from skerry.control.live import Live
@@ -20,7 +21,8 @@ from skerry.core import ids
 from skerry.core.errors import Conflict, InternalError, SkerryError, Unavailable
 from skerry.core.lifecycle import EndReason, Event, State
 from skerry.core.limits import FORK_MAX, check_range, refuse
-from skerry.core.models import Sandbox, SandboxSpec
+from skerry.core.models import NO_SECRETS, Bindings, Sandbox, SandboxSpec
+from skerry.core.secrets import check_bindings, laid_over
 from skerry.node.contract import NodeSandbox
 from skerry.store import Remembered
 
@@ -40,10 +42,12 @@ class _Asked:
 
 class Forks(Service):
     def __init__(
-        self, context: Context, access: Access, creation: Creation, endings: Endings, passages: Passages
-    ) -> None:
+        self, context: Context, access: Access, creation: Creation, endings: Endings, passages: Passages,
+        delivery: Delivery,
+    ) -> None:  # fmt: skip
         super().__init__(context)
         self._access = access
+        self._delivery = delivery
         self._creation = creation
         self._endings = endings
         self._passages = passages
@@ -57,12 +61,14 @@ class Forks(Service):
         *,
         timeout_ms: int | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Bindings = NO_SECRETS,
         metadata: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> Sequence[Sandbox | SkerryError]:
         """`count` running copies, each with an identity of its own; the original goes on. One result for each copy.
 
-        What is None is the original's; `env` is laid over the original's, which the node knows. Raises, with nothing
+        What is None is the original's; `env` and `secrets` are laid over the original's. Of a sandbox that was given
+        secrets, or has some bound, it takes the scope `secrets:use`. Raises, with nothing
         started, InvalidRequest, Gone, Conflict, LimitExceeded `sandbox_limit` where not all of them would have room,
         and what `contract.Node.fork` raises where no copy could be tried. A cancelled call without a key leaves no
         copy. With an idempotency key: the same key and request give the same copies for 24 hours, whatever became of
@@ -73,6 +79,8 @@ class Forks(Service):
             "act": "fork", "sandbox_id": sandbox_id, "count": count, "timeout_ms": timeout_ms,
             "env": dict(env or {}), "metadata": None if metadata is None else dict(metadata),
         }  # fmt: skip
+        if secrets:
+            body["secrets"] = asdict(secrets)
         async with self._recorder.refusals(principal, "sandbox.forked", sandbox_id):
             principal.require(Scope.WRITE)
             check_key(idempotency_key)
@@ -86,12 +94,15 @@ class Forks(Service):
             problems = [
                 *check_range("count", count, 1, FORK_MAX),
                 *check_env("env", env or {}),
+                *check_bindings(secrets, env or {}),
                 *check_metadata("metadata", metadata or {}),
             ]
             if timeout_ms is not None:
                 problems += check_timeout("timeout_ms", timeout_ms, tenant.max_lifetime_ms)
             refuse(problems)
-        spec = _copied(live.record.spec, timeout_ms, env, metadata)
+            spec = _copied(live.record.spec, timeout_ms, env, secrets, metadata)
+            if spec.secrets:
+                principal.require(Scope.SECRETS_USE)
         asked = _Asked(ids.new_id(ids.FORK), [ids.new_id(ids.SANDBOX) for _ in range(count)], spec, *hashes)
         task = self._owned.spawn(self._fork(principal, live, asked), f"fork {sandbox_id}")
         self._forking[asked.id] = task
@@ -139,6 +150,7 @@ class Forks(Service):
                 lives = await self._insert(principal, original, asked)
             try:
                 found = await self._tried(original, asked)
+                await self._inherit(original, lives)
             except SkerryError as error:
                 await asyncio.gather(*(self._creation.failed(live, error, principal) for live in lives))
                 await self._release(asked)
@@ -165,6 +177,9 @@ class Forks(Service):
         async with self._store.write() as tx:
             tenant = await tx.tenants.get(record.tenant_id, lock=True)
             await self._creation.check_limit(tx, tenant, len(copies))
+            await self._delivery.check(tx, record.project_id, asked.spec.secrets)
+            if original.secrets:
+                principal.require(Scope.SECRETS_USE)
             now = self._config.clock()
             rows = [
                 replace(new_record(sandbox_id, principal, origin, now), project_id=record.project_id)
@@ -172,6 +187,7 @@ class Forks(Service):
             ]
             for row in rows:
                 await tx.sandboxes.add(row)
+                await tx.secrets.copy_uses(original.id, row.id)
                 event = self._recorder.by(
                     principal, "sandbox.requested", row.id, forked_from=original.id, **said(origin)
                 )
@@ -186,6 +202,15 @@ class Forks(Service):
             event = self._recorder.by(principal, "sandbox.forked", original.id, copies=list(copies))
             await self._sink.append_in(tx.audit, event)
         return [self._live.add(row) for row in rows]
+
+    async def _inherit(self, original: Live, copies: Sequence[Live]) -> None:
+        """Take what the original was given out of what its copies say: what it was given while they were made, too."""
+        if len(original.secrets) == len(copies[0].secrets):
+            return
+        async with self._store.write() as tx:
+            for live in copies:
+                await tx.secrets.use(live.id, original.secrets)
+                live.learn(original.secrets)
 
     async def _tried(self, original: Live, asked: "_Asked") -> Mapping[str, NodeSandbox | SkerryError]:
         node = self._nodes.get(original.record.node_id)
@@ -226,11 +251,16 @@ def _outcome(copy: Sandbox) -> Sandbox | SkerryError:
 
 
 def _copied(
-    spec: SandboxSpec, timeout_ms: int | None, env: Mapping[str, str] | None, metadata: Mapping[str, str] | None
+    spec: SandboxSpec,
+    timeout_ms: int | None,
+    env: Mapping[str, str] | None,
+    secrets: Bindings,
+    metadata: Mapping[str, str] | None,
 ) -> SandboxSpec:
     return replace(
         spec,
         timeout_ms=spec.timeout_ms if timeout_ms is None else timeout_ms,
         env=dict(env or {}),
+        secrets=laid_over(spec.secrets, secrets, env or ()),
         metadata=dict(spec.metadata if metadata is None else metadata),
     )

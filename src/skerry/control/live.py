@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -48,6 +48,12 @@ class Live:
 
     def __post_init__(self) -> None:
         self.settled.set()
+
+    def learn(self, secrets: Mapping[tuple[str, int], bytes]) -> None:
+        """From now on these are taken out of what it says."""
+        if secrets.keys() - self.secrets.keys():
+            self.secrets.update(secrets)
+            self.redactor = Redactor(self.secrets.values())
 
     @property
     def id(self) -> str:

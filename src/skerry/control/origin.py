@@ -24,6 +24,8 @@ class Origin:
     node_id: str
     node: Node
     snapshot_id: str | None = None
+    holds_secrets: bool = False
+    """Its memory does, as the snapshot's."""
 
     async def create(self, sandbox_id: str) -> NodeSandbox:
         if self.snapshot_id is None:
@@ -57,7 +59,7 @@ async def origin_of(tx: Tx, nodes: Nodes, principal: Principal, spec: SandboxSpe
         memory_mb=snapshot.memory_mb,
         disk_mb=spec.disk_mb if "disk_mb" in given else snapshot.disk_mb,
     )
-    return Origin(made, snapshot.node_id, nodes.get(snapshot.node_id), snapshot.id)
+    return Origin(made, snapshot.node_id, nodes.get(snapshot.node_id), snapshot.id, snapshot.holds_secrets)
 
 
 def _as_template_wants(spec: SandboxSpec, template: TemplateInfo, given: Collection[str]) -> SandboxSpec:

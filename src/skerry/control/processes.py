@@ -6,14 +6,16 @@ from typing import Any
 from skerry.audit import Outcome
 from skerry.control.access import Access, Entry
 from skerry.control.checks import check_process, check_pty, signal_name
+from skerry.control.delivery import Delivery
 from skerry.control.live import Live
-from skerry.control.principal import Principal
+from skerry.control.principal import Principal, Scope
 from skerry.control.recorder import NAMES_KEPT, Recorder, clipped_argv, text
 from skerry.control.streams import HeldProcess
 from skerry.core import ids
 from skerry.core.errors import NotFound, SkerryError
 from skerry.core.limits import check_range, refuse
-from skerry.core.models import Exited, ExitStatus, ProcessInfo, ProcessSpec, PtySize
+from skerry.core.models import NO_SECRETS, Bindings, Exited, ExitStatus, ProcessInfo, ProcessSpec, PtySize
+from skerry.core.secrets import check_bindings
 from skerry.node.contract import Guest, ProcessStream
 
 OFFSET_MAX = 2**63 - 1
@@ -68,21 +70,31 @@ class Commands:
 class Processes:
     """`ref` is a process id (`pr…`) or a pid of the guest in decimal digits."""
 
-    def __init__(self, access: Access, recorder: Recorder, commands: Commands) -> None:
+    def __init__(self, access: Access, recorder: Recorder, commands: Commands, delivery: Delivery) -> None:
         self._access = access
         self._recorder = recorder
         self._commands = commands
+        self._delivery = delivery
 
-    async def start(self, principal: Principal, sandbox_id: str, spec: ProcessSpec) -> ProcessStream:
+    async def start(
+        self, principal: Principal, sandbox_id: str, spec: ProcessSpec, secrets: Bindings = NO_SECRETS
+    ) -> ProcessStream:
         """Start it and attach. The sandbox is active until the stream ends or is closed, and while the process runs.
 
-        Raises what `contract.Guest.start` does; InvalidRequest for a spec that is wrong as it stands.
+        It gets the secrets that are bound to its sandbox, and those bound here, which takes the scope `secrets:use`.
+        Raises what `contract.Guest.start` and `Delivery.deliver` do; InvalidRequest for a spec that is wrong as it
+        stands.
         """
         detail = _said(spec)
         async with self._recorder.act(principal, "command.started", sandbox_id, **detail) as act:
+            if secrets:
+                principal.require(Scope.SECRETS_USE)
             entry = await self._access.enter(principal, sandbox_id)
             try:
                 spec = check_process(spec)
+                if secrets or entry.live.record.spec.secrets:
+                    refuse(list(check_bindings(secrets, spec.env)))
+                    spec, act.detail["secrets"] = await self._delivery.deliver(entry.live, spec, secrets)
                 async with self._access.answered(entry.live):
                     stream = await entry.guest.start(spec)
             except BaseException as error:

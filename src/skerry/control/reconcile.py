@@ -5,6 +5,7 @@ from typing import Final
 
 import structlog
 
+from skerry.control.delivery import Delivery
 from skerry.control.endings import Endings
 from skerry.control.live import Live
 from skerry.control.passages import Passages
@@ -20,9 +21,10 @@ log = structlog.get_logger(__name__)
 
 
 class Reconcile(Service):
-    def __init__(self, context: Context, endings: Endings, passages: Passages) -> None:
+    def __init__(self, context: Context, endings: Endings, passages: Passages, delivery: Delivery) -> None:
         super().__init__(context)
         self._endings = endings
+        self._delivery = delivery
         self._passages = passages
 
     async def at_start(self) -> None:
@@ -37,6 +39,7 @@ class Reconcile(Service):
             rows = await tx.sandboxes.live()
         for row in rows:
             await self._adopt_or_end(row)
+        await self._delivery.recall(self._live)
         known = {row.id for row in rows if self._live.get(row.id) is not None}
         await asyncio.gather(*(self._kill_stray(vm, node_id) for vm, node_id in vms.items() if vm not in known))
 

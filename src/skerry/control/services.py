@@ -14,6 +14,7 @@ from skerry.audit import AuditLog
 from skerry.control.access import Access
 from skerry.control.config import ControlConfig
 from skerry.control.creation import Creation
+from skerry.control.delivery import Delivery
 from skerry.control.endings import Endings
 from skerry.control.files import Files
 from skerry.control.forks import Forks
@@ -87,21 +88,22 @@ async def open_services(store: Store, node: Node, config: ControlConfig | None =
         endings = Endings(context)
         passages = Passages(context, endings)
         access = Access(context, passages)
-        creation = Creation(context, endings)
+        delivery = Delivery(context, vault)
+        creation = Creation(context, endings, delivery)
         sandboxes = Sandboxes(context, access, creation, endings, passages)
         snapshots = Snapshots(context, access, passages)
-        forks = Forks(context, access, creation, endings, passages)
+        forks = Forks(context, access, creation, endings, passages, delivery)
         commands = Commands(recorder)
         keys = Keys(store, sink, recorder, config)
         timers = Timers(context, sandboxes, endings, commands, passages)
-        reconcile = Reconcile(context, endings, passages)
+        reconcile = Reconcile(context, endings, passages, delivery)
         tokens = SandboxTokens(config.token_key or secrets.token_bytes(KEY_BYTES), live)
         services = Services(
             keys=keys,
             sandboxes=sandboxes,
             snapshots=snapshots,
             forks=forks,
-            processes=Processes(access, recorder, commands),
+            processes=Processes(access, recorder, commands, delivery),
             files=Files(access, recorder),
             ports=Ports(access, tokens, live, config),
             tokens=tokens,

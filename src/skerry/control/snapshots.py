@@ -41,6 +41,15 @@ class _Claim:
     body_hash: bytes
 
 
+def _holds_secrets(sandbox_id: str) -> Conflict:
+    return Conflict(
+        f"sandbox {sandbox_id} was given secrets, which its memory may hold: keep its disk alone (memory=false), "
+        'or say that they may be kept (secrets="keep")',
+        code="secrets_in_memory",
+        sandbox_id=sandbox_id,
+    )
+
+
 async def _check_limit(tx: Tx, tenant: Tenant) -> None:
     """Raises LimitExceeded `snapshot_limit`."""
     kept = await tx.snapshots.count_kept(tenant.id)
@@ -68,10 +77,14 @@ class Snapshots(Service):
         name: str | None = None,
         *,
         memory: bool = True,
+        keep_secrets: bool = False,
         idempotency_key: str | None = None,
     ) -> Snapshot:
         """Keep the state of a sandbox, which goes on. `memory` False: its disk alone. A name that is used again stands
         for the new one from when that is ready; what had it before is found by its id.
+
+        A memory that may hold secrets is kept only where `keep_secrets` says so, which takes the scope `secrets:use`:
+        else it is Conflict `secrets_in_memory`.
 
         Raises InvalidRequest, Gone, Conflict `sandbox_state`, LimitExceeded `snapshot_limit`, and what
         `contract.Node.snapshot` does: the record then stays, and says `failed`. Carried out to the end even if the
@@ -80,16 +93,21 @@ class Snapshots(Service):
         """
         async with self._recorder.refusals(principal, "snapshot.created", sandbox_id):
             principal.require(Scope.WRITE)
+            if keep_secrets:
+                principal.require(Scope.SECRETS_USE)
             check_key(idempotency_key)
             refuse(list(check_snapshot_name(name)))
             if name is not None and self._nodes.has_template(name):
                 raise InvalidRequest.of("name", "is a template's name", given=name)
             body = {"act": "snapshot", "sandbox_id": sandbox_id, "name": name, "memory": memory}
+            if keep_secrets:
+                body["secrets"] = "keep"
             claim = _Claim(*request_hashes(principal.tenant_id, body, idempotency_key))
             if (earlier := await self._earlier(principal, claim)) is not None:  # its sandbox may be over by now
                 return earlier
             live = await self._access.present(principal, sandbox_id, Scope.WRITE)
-        return await self._owned.run(self._take(principal, live, name, claim, memory=memory), f"snapshot {sandbox_id}")
+        taking = self._take(principal, live, name, claim, memory=memory, keep_secrets=keep_secrets)
+        return await self._owned.run(taking, f"snapshot {sandbox_id}")
 
     async def _earlier(self, principal: Principal, claim: "_Claim") -> Snapshot | None:
         """What this key has made, once it is there. One that is being taken is waited for."""
@@ -111,22 +129,26 @@ class Snapshots(Service):
             waited += POLL_S
 
     async def _take(
-        self, principal: Principal, live: Live, name: str | None, claim: "_Claim", *, memory: bool
+        self, principal: Principal, live: Live, name: str | None, claim: "_Claim", *, memory: bool, keep_secrets: bool
     ) -> Snapshot:
         async with self._passages.turn(live):
             async with self._recorder.refusals(principal, "snapshot.created", live.id):
                 if (earlier := await self._earlier(principal, claim)) is not None:  # taken while this one waited
                     return earlier
-                snapshot = await self._begin(principal, live, name, claim, memory=memory)
+                if memory and live.secrets and not keep_secrets:
+                    raise _holds_secrets(live.id)
+                snapshot = await self._begin(principal, live, name, claim, memory=memory, keep_secrets=keep_secrets)
             try:
                 taken = await self._tried(live, snapshot)
+                if memory and live.secrets and not keep_secrets:  # they were handed over meanwhile
+                    raise _holds_secrets(live.id)
             except SkerryError as error:
                 await self._settled(snapshot, principal.key_id, None, error)
                 raise ended_or(live, error) from error
             return await self._settled(snapshot, principal.key_id, taken, None)
 
     async def _begin(
-        self, principal: Principal, live: Live, name: str | None, claim: "_Claim", *, memory: bool
+        self, principal: Principal, live: Live, name: str | None, claim: "_Claim", *, memory: bool, keep_secrets: bool
     ) -> Snapshot:
         record = live.record
         if record.state not in {State.RUNNING, State.PAUSED}:
@@ -148,6 +170,7 @@ class Snapshots(Service):
             stood_still_ms=None,
             node_id=record.node_id,
             created_at=self._config.clock(),
+            holds_secrets=memory and keep_secrets,
         )
         await self._sink.flush()
         async with self._store.write() as tx:
@@ -202,11 +225,13 @@ class Snapshots(Service):
         await self._sink.flush()
         async with self._store.write() as tx:
             if taken is not None:
+                await tx.secrets.copy_uses(snapshot.sandbox_id, snapshot.id)
                 settled = await tx.snapshots.settle(
                     snapshot,
                     SnapshotState.READY,
                     size_bytes=taken.size_bytes,
                     stood_still_ms=taken.timings_ms.get("stood_still"),
+                    holds_secrets=snapshot.memory and await tx.secrets.given(snapshot.id),
                 )
             else:
                 said = text(error.message) if error is not None else "it was not taken"
@@ -335,12 +360,18 @@ class Snapshots(Service):
         for row in rows:
             if row.state is SnapshotState.CREATING:
                 taken = self._kept(row) if row.id in there else None
-                error = InternalError("the server stopped while it was being taken", code="passage_failed")
+                error: SkerryError = InternalError("the server stopped while it was being taken", code="passage_failed")
+                if taken is not None and row.memory and not row.holds_secrets and await self._given(row.sandbox_id):
+                    taken, error = None, _holds_secrets(row.sandbox_id)
                 await self._settle(row, SYSTEM, taken, None if taken is not None else error)
         known = {row.id for row in rows if row.state is not SnapshotState.FAILED}
         for snapshot_id in there.keys() - known:
             log.warning("dropping a snapshot without a record", snapshot=snapshot_id)
             self._owned.spawn(self._drop(snapshot_id, there[snapshot_id]), f"drop {snapshot_id}")
+
+    async def _given(self, sandbox_id: str) -> bool:
+        async with self._store.read() as tx:
+            return await tx.secrets.given(sandbox_id)
 
     def _kept(self, row: Snapshot) -> NodeSnapshot:
         images = self._nodes.get(row.node_id).images()

@@ -6,6 +6,7 @@ Plain frozen dataclasses. Times are aware UTC datetimes, durations are in the un
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from skerry.core import limits
 from skerry.core.lifecycle import EndReason, State
@@ -20,10 +21,13 @@ class Bindings:
     env: dict[str, str] = field(default_factory=dict)
     """Variable → reference."""
     files: dict[str, str] = field(default_factory=dict)
-    """Path below `/run/secrets/` → reference."""
+    """Variable that tells where a file is → reference of what is in the file."""
 
     def __bool__(self) -> bool:
         return bool(self.env or self.files)
+
+
+NO_SECRETS: Final = Bindings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,8 @@ class Snapshot:
     stood_still_ms: float | None
     node_id: str
     created_at: datetime
+    holds_secrets: bool = False
+    """Its memory may hold secrets that its sandbox was given. While it is taken: whether it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +224,8 @@ class ProcessSpec:
     secret_env: dict[str, str] = field(default_factory=dict, repr=False)
     """Values that are laid over `env` and never shown again, not in lists either."""
     secret_files: dict[str, str] = field(default_factory=dict, repr=False)
-    """Path below `/run/secrets/` → content: in memory only, the user's own (0400), gone when the process ends."""
+    """Variable that tells where a file is → what is in it. The file is in memory only, the user's alone to read (0400),
+    and gone when the process ends."""
     user: str | None = None
     """A name or a numeric uid. None: the sandbox's default user."""
     stdin: bool = False

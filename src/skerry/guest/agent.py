@@ -2,8 +2,9 @@
 
 As PID 1 without `--listen` it makes the machine ready first. As an ordinary process it needs
 `--listen ADDRESS:PORT --allow ADDRESS` and takes `--cgroup DIRECTORY` (for the commands' cgroups),
-`--effects hostname,files,…` (what `identify` may do to the machine; default nothing) and `--birth FILE` (the compiled
-half of starting a program, where it does not stand beside the sources); it prints the port it listens on.
+`--effects hostname,files,…` (what `identify` may do to the machine; default nothing), `--secrets DIRECTORY` (for files
+that hold secrets; default none) and `--birth FILE` (the compiled half of starting a program, where it does not stand
+beside the sources); it prints the port it listens on.
 """
 
 import _socket
@@ -27,6 +28,7 @@ from skerry.guest.identity import EFFECTS, Context, power_off
 from skerry.guest.metrics import Metrics
 from skerry.guest.ports import connect_port
 from skerry.guest.protocol import ProtocolError
+from skerry.guest.secret_files import SecretFiles
 from skerry.guest.table import Table
 from skerry.guest.transfer import Transfer
 from skerry.guest.tree import Cgroups
@@ -45,14 +47,16 @@ Operation = Callable[[Conn, dict[str, Any]], object]
 class Agent:
     """Worker threads accept for themselves, so that a connection is served by the thread that is woken for it."""
 
-    def __init__(self, listener: _socket.socket, allow: str, effects: frozenset[str], cgroup: str | None) -> None:
+    def __init__(
+        self, listener: _socket.socket, allow: str, effects: frozenset[str], cgroup: str | None, secrets: str | None
+    ) -> None:
         self._listener = listener
         self._allow = allow
         self._context = Context(effects)
         self._table = Table()
         self._cgroups = Cgroups(cgroup)
         self._watches = Watches(self._context)
-        commands = Commands(self._context, self._table, self._cgroups)
+        commands = Commands(self._context, self._table, self._cgroups, SecretFiles(secrets))
         files = Files(self._context)
         transfer = Transfer(self._context)
         self._lock = _thread.allocate_lock()
@@ -251,12 +255,13 @@ def listen(address: str, port: int) -> _socket.socket:
 
 
 def _options(argv: list[str]) -> dict[str, str]:
-    known = {"--listen", "--allow", "--cgroup", "--effects", "--birth"}
+    known = {"--listen", "--allow", "--cgroup", "--effects", "--birth", "--secrets"}
     given = set(argv[::2])
     machine = os.getpid() == 1 and given <= {"--birth"}
     if len(argv) % 2 or not (machine or {"--listen", "--allow"} <= given <= known):
         sys.exit(
-            "usage: agent --listen ADDRESS:PORT --allow ADDRESS [--cgroup DIRECTORY] [--effects A,B,…] [--birth FILE]"
+            "usage: agent --listen ADDRESS:PORT --allow ADDRESS "
+            "[--cgroup DIRECTORY] [--effects A,B,…] [--birth FILE] [--secrets DIRECTORY]"
         )
     return dict(zip(argv[::2], argv[1::2], strict=True))
 
@@ -268,14 +273,16 @@ def main(argv: list[str] | None = None) -> None:
     options = _options(arguments)
     birth.load(options.get("--birth"))
     if "--listen" not in options:
-        cgroup = init.prepare()
-        agent = Agent(listen(protocol.GUEST_ADDRESS, protocol.PORT), protocol.HOST_ADDRESS, EFFECTS, cgroup)
+        cgroup, secrets = init.prepare()
+        listener = listen(protocol.GUEST_ADDRESS, protocol.PORT)
+        agent = Agent(listener, protocol.HOST_ADDRESS, EFFECTS, cgroup, secrets)
     else:
         linux.adopt_orphans()
         address, _, port = options["--listen"].rpartition(":")
         listener = listen(address, int(port))
         effects = frozenset(filter(None, options.get("--effects", "").split(",")))
-        agent = Agent(listener, options["--allow"], effects & EFFECTS, options.get("--cgroup"))
+        allow, cgroup, secrets = options["--allow"], options.get("--cgroup"), options.get("--secrets")
+        agent = Agent(listener, allow, effects & EFFECTS, cgroup, secrets)
         sys.stdout.write(f"{listener.getsockname()[1]}\n")
         sys.stdout.flush()
     gc.collect()

@@ -14,6 +14,7 @@ from skerry.guest.plumbing import Plumbing
 from skerry.guest.process import Process, Reader, exited, shown_argv, shown_env
 from skerry.guest.protocol import ProtocolError
 from skerry.guest.pump import Drain, Pump
+from skerry.guest.secret_files import SecretFiles
 from skerry.guest.table import Table
 
 _HOLD_MS = 10
@@ -24,10 +25,11 @@ SEND_BUFFER = 256 * 1024
 
 
 class Commands:
-    def __init__(self, context: Context, table: Table, cgroups: tree.Cgroups) -> None:
+    def __init__(self, context: Context, table: Table, cgroups: tree.Cgroups, secret_files: SecretFiles) -> None:
         self._context = context
         self._table = table
         self._cgroups = cgroups
+        self._secret_files = secret_files
         self._drain = Drain()
 
     # -------------------------------------------------------------------------------------------------------- start
@@ -93,14 +95,23 @@ class Commands:
         streams = ("pty",) if size is not None else ("stdout", "stderr")
         process = Process(process_id, info, streams, background=background)
         process.env = shown_env(own_env)
+        secret_env = args.table(request, "secret_env")
+        if secret_env:  # the request lives as long as the process does: the values need not
+            request["secret_env"] = {}
+            env.update(secret_env)
         pipes = Plumbing(stdin=wants_stdin, pty=size)
         self._table.reserve(process)
         cgroup = self._cgroups.take()
         hold_ms = 0 if background or size is not None else min(_HOLD_MS, timeout_ms or _HOLD_MS)
         try:
+            if request.get("secret_files"):
+                env.update(self._secret_files.write(process_id, account, request))
+                process.on_end = lambda: self._secret_files.remove(process_id)
             fd = None if cgroup is None else cgroup.fd
             born = spawn.spawn(account, argv, env, cwd, pipes, fd, hold_ms=hold_ms, reader=reader)
         except BaseException:
+            if process.on_end is not None:
+                process.on_end()
             self._table.unreserve(process)
             self._cgroups.put_back(cgroup)
             raise

@@ -20,21 +20,25 @@ COMMANDS_CGROUP = f"{CGROUP_ROOT}/skerry"
 OPEN_FILES = (65_536, 1_048_576)
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
+_PRIVATE = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
 _SIOCADDRT, _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x890B, 0x8913, 0x8914, 0x8916, 0x891C
 _IFF_UP, _RTF_UP, _RTF_GATEWAY = 1, 1, 2
 _LINK_WAIT_S = 10.0
+SECRETS_ROOT = "/run/secrets"
 _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
 _SYSCTLS = (("fs/inotify/max_user_instances", "4096"), ("fs/inotify/max_user_watches", "524288"))
 
 
-def prepare() -> str | None:
-    """Make the machine ready. Returns the directory for the commands' cgroups, None where there are none."""
+def prepare() -> tuple[str | None, str | None]:
+    """Make the machine ready. Returns the directories for the commands' cgroups and for files that hold secrets; None
+    where there is none."""
     os.umask(0o022)
     os.chdir("/")
     _try("limits", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES))
     mounted = _mounted()
     _try("/dev/pts", lambda: _mount(mounted, "devpts", "/dev/pts", "devpts", "gid=5,mode=620,ptmxmode=666", 0x0A))
     _try(_SHM, lambda: _mount(mounted, "tmpfs", _SHM, "tmpfs", "mode=1777", _MS_NOSUID | _MS_NODEV))
+    _try(SECRETS_ROOT, lambda: _mount(mounted, "tmpfs", SECRETS_ROOT, "tmpfs", "mode=711,size=64m", _PRIVATE))
     _try("/dev links", _device_links)
     _try(_TMP, _temporary)
     _try("lo", lambda: _up("lo"))
@@ -42,7 +46,8 @@ def prepare() -> str | None:
     _try("cgroups", lambda: _cgroups(mounted))
     for name, value in _SYSCTLS:
         _try(name, lambda name=name, value=value: _write(f"/proc/sys/{name}", value))
-    return COMMANDS_CGROUP if os.path.exists(f"{COMMANDS_CGROUP}/cgroup.procs") else None
+    cgroups = COMMANDS_CGROUP if os.path.exists(f"{COMMANDS_CGROUP}/cgroup.procs") else None
+    return cgroups, SECRETS_ROOT if SECRETS_ROOT in _mounted() else None
 
 
 def _try(what: str, act: Callable[[], object]) -> None:
@@ -79,13 +84,12 @@ def _temporary() -> None:
 
 
 def _cgroups(mounted: set[str]) -> None:
-    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if CGROUP_ROOT not in mounted:
         try:
             # Moving a process into its cgroup costs a grace period of the kernel's otherwise.
-            linux.mount("cgroup2", CGROUP_ROOT, "cgroup2", "favordynmods", flags)
+            linux.mount("cgroup2", CGROUP_ROOT, "cgroup2", "favordynmods", _PRIVATE)
         except OSError:
-            linux.mount("cgroup2", CGROUP_ROOT, "cgroup2", "", flags)
+            linux.mount("cgroup2", CGROUP_ROOT, "cgroup2", "", _PRIVATE)
     os.makedirs(COMMANDS_CGROUP, exist_ok=True)
 
 

@@ -4,6 +4,7 @@ import _thread
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from skerry.guest import protocol
@@ -57,6 +58,8 @@ class Process:
         self.deadline_hit = False
         self.killed = False
         self.stdin: int | None = None
+        self.on_end: Callable[[], None] | None = None
+        """Done before its end can be seen."""
         self.stdin_state = "none"
         """none (never open), open, closed"""
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -104,6 +107,8 @@ class Process:
 
     def finish(self) -> None:
         """All output is in: from now on the exit can be seen."""
+        if self.on_end is not None:
+            self.on_end()
         status = self.wait_status or 0
         code = os.waitstatus_to_exitcode(status)
         reason = "exit" if code >= 0 else "signal"

@@ -3,6 +3,7 @@
 from skerry.core.models import GuestMetrics as Metrics
 from skerry.sdk.blocking import Client, Process, Pty, Sandbox, Stream
 from skerry.sdk.client import AsyncClient
+from skerry.sdk.environment import SecretRef, secret
 from skerry.sdk.errors import CommandDeadline, CommandFailed, ForkIncomplete, NotConfigured, TransferIncomplete
 from skerry.sdk.io import AsyncStream
 from skerry.sdk.models import (
@@ -57,9 +58,11 @@ __all__ = [
     "Sandbox",
     "SandboxInfo",
     "SecretInfo",
+    "SecretRef",
     "Snapshot",
     "Started",
     "Stream",
     "TransferIncomplete",
     "WatchEvent",
+    "secret",
 ]

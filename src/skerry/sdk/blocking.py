@@ -15,6 +15,7 @@ from skerry.sdk.client import AsyncClient, AsyncKeys, AsyncSecrets, AsyncSnapsho
 from skerry.sdk.commands import AsyncCommands
 from skerry.sdk.config import discover
 from skerry.sdk.either import Either
+from skerry.sdk.environment import Env
 from skerry.sdk.errors import ForkIncomplete
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.io import AsyncStream, finish
@@ -397,7 +398,7 @@ class Sandbox(Twin[AsyncSandbox]):
         count: int = 1,
         *,
         timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Env | None = None,
         metadata: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> "builtins.list[Sandbox]":

@@ -3,13 +3,14 @@
 import base64
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 from skerry.core.errors import InvalidRequest, NotFound, SkerryError
 from skerry.core.limits import COMMAND_TIMEOUT_MS_DEFAULT
 from skerry.sdk import content
 from skerry.sdk.client import Call, Connection, items, milliseconds, segment, stream_events
+from skerry.sdk.environment import Env, env_body
 from skerry.sdk.errors import line_broke
 from skerry.sdk.io import STREAM_READ_TIMEOUT, AsyncStream
 from skerry.sdk.models import CommandResult, ProcessEvent, ProcessInfo, parse
@@ -25,7 +26,7 @@ Command = str | Sequence[str]
 def command_body(
     command: Command,
     cwd: str | os.PathLike[str] | None,
-    env: Mapping[str, str] | None,
+    env: Env | None,
     user: str | int | None,
     timeout: float | None,
 ) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def command_body(
     if cwd is not None:
         body["cwd"] = os.fsdecode(cwd)
     if env:
-        body["env"] = dict(env)
+        body["env"] = env_body(env)
     if user is not None:
         body["user"] = str(user)
     return body
@@ -58,7 +59,7 @@ class AsyncCommands:
         command: Command,
         *,
         cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Env | None = None,
         user: str | int | None = None,
         timeout: float | None = DEADLINE,
         stdin: str | bytes | None = None,
@@ -87,7 +88,7 @@ class AsyncCommands:
         command: Command,
         *,
         cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Env | None = None,
         user: str | int | None = None,
         timeout: float | None = DEADLINE,
         stdin: str | bytes | None = None,
@@ -103,7 +104,7 @@ class AsyncCommands:
         command: Command,
         *,
         cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Env | None = None,
         user: str | int | None = None,
         timeout: float | None = None,
         stdin: bool = False,

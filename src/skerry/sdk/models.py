@@ -83,6 +83,8 @@ class Snapshot:
     """How long the sandbox did not run for it."""
     created_at: datetime
     node_id: str
+    holds_secrets: bool = False
+    """Its memory may hold secrets that the sandbox was given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import os
 import shlex
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from skerry.core.errors import InvalidRequest, SkerryError
 from skerry.core.models import GuestMetrics
@@ -23,6 +23,7 @@ from skerry.sdk.client import (
 )
 from skerry.sdk.commands import AsyncCommands, Command
 from skerry.sdk.either import Either
+from skerry.sdk.environment import Env, env_body
 from skerry.sdk.errors import ForkIncomplete, bad_answer, from_problem
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.io import CREATE_READ_TIMEOUT, AsyncStream, opening
@@ -54,8 +55,8 @@ class CreateOptions(TypedDict, total=False):
     """False: its ports can be reached with its traffic token only."""
     mask_request_host: str | None
     """What its servers see as `Host`; `${PORT}` stands for the port."""
-    env: Mapping[str, str]
-    """For every command. Never given back by the server."""
+    env: Env
+    """For every command, secrets among it. Never given back by the server."""
     metadata: Mapping[str, str]
 
 
@@ -68,6 +69,8 @@ def create_call(template: str | Snapshot, options: CreateOptions, idempotency_ke
     for name, value in options.items():
         if name in ("timeout", "idle_timeout"):
             body[f"{name}_ms"] = None if value is None else milliseconds(name, value)  # pyright: ignore[reportArgumentType]
+        elif name == "env":
+            body[name] = env_body(value)  # pyright: ignore[reportArgumentType]
         else:
             body[name] = dict(value) if isinstance(value, Mapping) else value
     headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
@@ -231,14 +234,22 @@ class AsyncSandbox:
         return await wake(self._connection, self.id, timeout, memory=memory)
 
     async def snapshot(
-        self, name: str | None = None, *, memory: bool = True, idempotency_key: str | None = None
+        self,
+        name: str | None = None,
+        *,
+        memory: bool = True,
+        secrets: Literal["refuse", "keep"] = "refuse",
+        idempotency_key: str | None = None,
     ) -> Snapshot:
         """Keep its state, for `Sandbox.create(snapshot)`. It goes on. `memory=False`: its disk alone.
+
+        The memory of a sandbox that was given secrets may hold them: it is kept with `secrets="keep"` only, else it is
+        Conflict `secrets_in_memory`.
 
         A name that is used again stands for the new one; the one before is found by its id. An answer that is lost is
         asked for again: never two are taken.
         """
-        body = {"name": name, "memory": memory}
+        body = {"name": name, "memory": memory, "secrets": secrets}
         return parse(Snapshot, await self._make("/snapshots", body, idempotency_key))
 
     async def fork(
@@ -246,7 +257,7 @@ class AsyncSandbox:
         count: int = 1,
         *,
         timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Env | None = None,
         metadata: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> "list[AsyncSandbox]":
@@ -260,7 +271,7 @@ class AsyncSandbox:
         if timeout is not None:
             body["timeout_ms"] = milliseconds("timeout", timeout)
         if env is not None:
-            body["env"] = dict(env)
+            body["env"] = env_body(env)
         if metadata is not None:
             body["metadata"] = dict(metadata)
         return self._copies(items(await self._make("/fork", body, idempotency_key)))
@@ -330,7 +341,7 @@ class AsyncSandbox:
         cols: int = 80,
         rows: int = 24,
         cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Env | None = None,
         user: str | None = None,
         process: str | int | None = None,
         stdout_offset: int = 0,
@@ -345,7 +356,7 @@ class AsyncSandbox:
             "rows": rows,
             "command": command if command is None or isinstance(command, str) else shlex.join(command),
             "cwd": None if cwd is None else os.fsdecode(cwd),
-            "env": json.dumps(dict(env)) if env else None,
+            "env": json.dumps(env_body(env)) if env else None,
             "user": user,
             "process": None if process is None else str(process),
             "stdout_offset": None if process is None else stdout_offset,

@@ -70,9 +70,12 @@ class Snapshots:
         error: str | None = None,
         size_bytes: int | None = None,
         stood_still_ms: float | None = None,
+        holds_secrets: bool = False,
     ) -> Snapshot | None:
         """Whether it was taken or failed, if it is still in `snapshot.state`; None if it is not."""
-        changes = {"error": error, "size_bytes": size_bytes, "stood_still_ms": stood_still_ms}
+        changes = {
+            "error": error, "size_bytes": size_bytes, "stood_still_ms": stood_still_ms, "holds_secrets": holds_secrets,
+        }  # fmt: skip
         done = await self._db.execute(
             update(snapshots)
             .where(snapshots.c.id == snapshot.id, snapshots.c.state == snapshot.state.value)

@@ -125,6 +125,7 @@ snapshots = Table(
     Column("stood_still_ms", Float(53)),
     Column("node_id", String(64), nullable=False),
     Column("created_at", UtcTime(), nullable=False),
+    Column("holds_secrets", Boolean, nullable=False, server_default=false()),
     Index("ix_snapshots_page", "tenant_id", "created_at", "id"),
     # Not unique: a name stands for the newest that was taken under it.
     Index("ix_snapshots_name", "project_id", "name", "created_at"),

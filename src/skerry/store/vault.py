@@ -162,6 +162,11 @@ class Secrets:
             ],
         )
 
+    async def given(self, holder_id: str) -> bool:
+        """Whether it was given any."""
+        query = select(exists(select(literal(1)).where(secret_uses.c.holder_id == holder_id)))
+        return bool((await self._db.execute(query)).scalar_one())
+
     async def used(self, holder_ids: Sequence[str]) -> list[tuple[str, Sealed]]:
         """What these were given, deleted secrets too: holder and version."""
         u, v = secret_uses.c, secret_versions.c

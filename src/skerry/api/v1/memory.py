@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from skerry.api import operations, problems, requests, schemas, wire
 from skerry.api import schemas_memory as shapes
+from skerry.api.schemas_env import parted
 from skerry.api.streams import attended, hung_up
 from skerry.api.v1.access import metrics_of, principal_of, services_of
 from skerry.core.errors import SkerryError
@@ -45,7 +46,12 @@ async def take_snapshot(request: Request) -> Response:
     wanted = await requests.body(request, shapes.TakeSnapshot, optional=True)
     began = time.perf_counter()
     found = await services_of(request).snapshots.take(
-        principal, request.path_params["sandbox_id"], wanted.name, memory=wanted.memory, idempotency_key=key
+        principal,
+        request.path_params["sandbox_id"],
+        wanted.name,
+        memory=wanted.memory,
+        keep_secrets=wanted.secrets == "keep",
+        idempotency_key=key,
     )
     metrics_of(request).snapshot_seconds.observe(time.perf_counter() - began)
     return wire.Json(wire.snapshot(found), 201, {"Location": f"/v1/snapshots/{found.id}"})
@@ -56,12 +62,14 @@ async def fork(request: Request) -> Response:
     requests.no_query(request)
     key = requests.idempotency_key(request)
     wanted = await requests.body(request, shapes.ForkSandbox, optional=True)
+    env, secrets = parted(wanted.env or {})
     making = services_of(request).forks.fork(
         principal,
         request.path_params["sandbox_id"],
         wanted.count,
         timeout_ms=wanted.timeout_ms,
-        env=wanted.env,
+        env=env,
+        secrets=secrets,
         metadata=wanted.metadata,
         idempotency_key=key,
     )

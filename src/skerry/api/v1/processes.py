@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from skerry.api import operations, requests, schemas, wire
+from skerry.api.schemas_env import parted
 from skerry.api.streams import EventStream, Line, Owned, attended, hung_up, server_stops
 from skerry.api.v1.access import metrics_of, principal_of, services_of
 from skerry.control import Principal, Services
 from skerry.core import ids
 from skerry.core.errors import Conflict, InvalidRequest, SkerryError
-from skerry.core.models import Exited, Gap, ProcessSpec, PtySize
+from skerry.core.models import Bindings, Exited, Gap, ProcessSpec, PtySize
 from skerry.node.contract import ProcessStream
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}", tags=["processes"])
@@ -26,20 +27,24 @@ log = structlog.get_logger("skerry.api")
 FEED_BYTES: Final = 65_536
 
 
-def spec_of(wanted: schemas.Command, *, timeout_ms: int | None, **more: object) -> ProcessSpec:
-    """The process that a body asks for. Raises InvalidRequest unless exactly one of argv and command is there."""
+def spec_of(wanted: schemas.Command, *, timeout_ms: int | None, **more: object) -> tuple[ProcessSpec, Bindings]:
+    """The process that a body asks for, and the secrets that it is to get.
+
+    Raises InvalidRequest unless exactly one of argv and command is there."""
     if (wanted.argv is None) == (wanted.command is None):
         raise InvalidRequest.of("command", "give exactly one of the two", allowed="argv or command")
-    return ProcessSpec(
+    env, secrets = parted(wanted.env)
+    spec = ProcessSpec(
         process_id=ids.new_id(ids.PROCESS),
         argv=tuple(wanted.argv) if wanted.argv is not None else None,
         shell=wanted.command,
         cwd=wanted.cwd,
-        env=wanted.env,
+        env=env,
         user=wanted.user,
         timeout_ms=timeout_ms or None,
         **more,  # pyright: ignore[reportArgumentType]
     )
+    return spec, secrets
 
 
 # --------------------------------------------------------------------------------------------------------------- run
@@ -53,10 +58,10 @@ async def run(request: Request) -> Response:
     if wanted.stream and wanted.max_output_bytes is not None:
         raise InvalidRequest.of("max_output_bytes", "belongs to the blocking form; a stream has no such limit")
     fed = _input(wanted.stdin)
-    spec = spec_of(wanted, timeout_ms=wanted.timeout_ms, stdin=fed is not None)
+    spec, secrets = spec_of(wanted, timeout_ms=wanted.timeout_ms, stdin=fed is not None)
     sandbox_id: str = request.path_params["sandbox_id"]
     services = services_of(request)
-    stream = await services.processes.start(principal, sandbox_id, spec)
+    stream = await services.processes.start(principal, sandbox_id, spec, secrets)
     metrics_of(request).start_seconds.observe(time.perf_counter() - began)
     if fed is not None:
         owned: Owned = request.app.state.owned
@@ -172,7 +177,7 @@ async def start(request: Request) -> Response:
     principal = await principal_of(request)
     requests.no_query(request)
     wanted = await requests.body(request, schemas.StartProcess)
-    spec = spec_of(
+    spec, secrets = spec_of(
         wanted,
         timeout_ms=wanted.timeout_ms,
         stdin=wanted.stdin,
@@ -180,7 +185,7 @@ async def start(request: Request) -> Response:
         tag=wanted.tag,
         background=True,
     )
-    stream = await services_of(request).processes.start(principal, request.path_params["sandbox_id"], spec)
+    stream = await services_of(request).processes.start(principal, request.path_params["sandbox_id"], spec, secrets)
     metrics_of(request).start_seconds.observe(time.perf_counter() - began)
     await stream.aclose()
     return wire.Json(wire.process(stream.process), 201)

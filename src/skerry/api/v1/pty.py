@@ -6,7 +6,7 @@ Whatever goes wrong before the terminal exists refuses the handshake with a prob
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, cast
+from typing import Any
 
 import structlog
 from fastapi import APIRouter
@@ -15,12 +15,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from skerry.api import observe, problems, requests, schemas, wire
 from skerry.api.problems import ClientGone
 from skerry.api.requests import request_id_of
+from skerry.api.schemas_env import Env, parted
 from skerry.api.streams import attended, server_stops
 from skerry.api.v1.access import principal_of, services_of
 from skerry.control import Principal, Services
 from skerry.core import ids
 from skerry.core.errors import Conflict, InvalidRequest, SkerryError
-from skerry.core.models import Exited, Output, ProcessSpec, PtySize
+from skerry.core.models import NO_SECRETS, Bindings, Exited, Output, ProcessSpec, PtySize
 from skerry.node.contract import ProcessStream
 
 router = APIRouter(tags=["pty"])
@@ -63,31 +64,33 @@ async def _open(services: Services, principal: Principal, sandbox_id: str, asked
         return stream
     if asked.stdout_offset:
         raise InvalidRequest.of("stdout_offset", "goes with process only")
+    env, secrets = _environment(asked.env)
     login = ("/bin/sh", "-c", 'exec "$(command -v bash || command -v sh)" -l') if asked.command is None else None
     spec = ProcessSpec(
         process_id=ids.new_id(ids.PROCESS),
         argv=login,
         shell=asked.command,
         cwd=asked.cwd,
-        env=_environment(asked.env),
+        env=env,
         user=asked.user,
         pty=PtySize(asked.cols, asked.rows),
         background=True,
     )
-    return await services.processes.start(principal, sandbox_id, spec)
+    return await services.processes.start(principal, sandbox_id, spec, secrets)
 
 
-def _environment(text: str | None) -> dict[str, str]:
+class _Environment(schemas.Strict):
+    env: Env
+
+
+def _environment(text: str | None) -> tuple[dict[str, str], Bindings]:
     if text is None:
-        return {}
-    wrong = InvalidRequest.of("env", "must be a JSON object of texts")
+        return {}, NO_SECRETS
     try:
         found = requests.parse_json(text.encode("utf-8"))
     except (InvalidRequest, UnicodeEncodeError):
-        raise wrong from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise wrong
-    return cast("dict[str, str]", found)
+        raise InvalidRequest.of("env", "must be a JSON object") from None
+    return parted(requests.validate(_Environment, {"env": found}).env)
 
 
 class _Terminal:

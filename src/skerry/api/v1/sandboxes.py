@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from skerry.api import operations, requests, schemas, wire
+from skerry.api.schemas_env import parted
 from skerry.api.streams import attended, hung_up
 from skerry.api.v1.access import metrics_of, principal_of, services_of
 from skerry.core.errors import InvalidRequest
@@ -22,6 +23,7 @@ async def create(request: Request) -> Response:
     requests.no_query(request)
     key = requests.idempotency_key(request)
     wanted = await requests.body(request, schemas.CreateSandbox, optional=True)
+    env, secrets = parted(wanted.env)
     spec = SandboxSpec(
         template=wanted.template,
         cpu=wanted.cpu,
@@ -36,7 +38,8 @@ async def create(request: Request) -> Response:
         auto_resume=wanted.auto_resume,
         public_ports=wanted.public_ports,
         mask_request_host=wanted.mask_request_host,
-        env=wanted.env,
+        env=env,
+        secrets=secrets,
         metadata=wanted.metadata,
     )
     began = time.perf_counter()
