@@ -21,13 +21,13 @@ from support.templates import SHAPES, Templates
 # A shell that starts something in the background lets it ignore SIGINT, and everything that starts from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-FIRST = ("/soak/", "/e2e/", "/compat/", "/component/", "/contract/")
+FIRST = ("/soak/", "/e2e/", "/security/", "/compat/", "/component/", "/contract/")
 """Long files first, so that no worker is left with one when the other has nothing more to do."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {"e2e", "compat"} & set(item.path.parts):
+        if {"e2e", "compat", "security"} & set(item.path.parts):
             item.add_marker(pytest.mark.vm)
 
     def turn(item: pytest.Item) -> tuple[bool, int]:
