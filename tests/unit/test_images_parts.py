@@ -180,6 +180,8 @@ def test_the_largest_image_that_fits_is_the_base_of_a_disk():
 
 
 def test_an_empty_cache_says_what_builds_it(tmp_path: Path):
-    with pytest.raises(NotFound, match=r"kernel, agent, jail, template base; run `python -m skerry\.images build`") as caught:
+    with pytest.raises(
+        NotFound, match=r"kernel, agent, jail, template base; run `python -m skerry\.images build`"
+    ) as caught:
         load(tmp_path)
     assert caught.value.code == "images_not_built"
