@@ -377,12 +377,20 @@ async def test_a_server_that_breaks_off_never_looks_finished(gateway: Gateway, h
         assert got == b"hello"
 
 
-async def test_a_sandbox_that_is_killed_breaks_its_answers(gateway: Gateway) -> None:
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\nhello",  # its end would be that of the connection
+    ],
+    ids=["chunks", "to the connection's end"],
+)
+async def test_a_sandbox_that_is_killed_breaks_its_answers(gateway: Gateway, begun: bytes) -> None:
     box = await gateway.sandbox()
 
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        writer.write(begun)
         await reader.read()
 
     async with listening(endless) as port:

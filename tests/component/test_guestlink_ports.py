@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from skerry.core.errors import Conflict, OutcomeUnknown, Unavailable
+from skerry.core.errors import Conflict, Gone, OutcomeUnknown, Unavailable
 from support.guest_agent import RunningAgent, running_agent
 
 
@@ -71,6 +71,23 @@ async def test_a_reset_is_not_an_end(agent: RunningAgent) -> None:
                 while await connection.read():
                     pass
                 raise AssertionError("a reset looked like an end")
+
+
+async def test_a_line_that_is_ended_by_the_host_is_not_an_end(agent: RunningAgent) -> None:
+    """As when its sandbox is killed: what was sent until then may be half."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = await agent.link.connect(server.getsockname()[1])
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.sendall(b"half")
+            assert await connection.read() == b"half"
+            reading = asyncio.create_task(connection.read())
+            await asyncio.sleep(0.1)
+            agent.link.abort(Gone("killed", code="sandbox_killed"))
+            for attempt in (reading, connection.read()):
+                with pytest.raises(Gone):
+                    async with asyncio.timeout(60):
+                        await attempt
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ class Channel:
         """What came together with an earlier frame, for `part`."""
         self._broken: SkerryError | None = None
         self._ended = False
+        self._aborted = False
         self._waiting = 0
         self.dispatched = False
         """The agent may have begun to act."""
@@ -152,11 +153,14 @@ class Channel:
             self.fail("the connection is closed")
         self._waiting += 1
         try:
-            return await self._loop.sock_recv(self._sock, limit)
+            data = await self._loop.sock_recv(self._sock, limit)
         except OSError as e:
             self.fail(f"the line to the guest broke: {e.strerror or e}")
         finally:
             self._done_waiting()
+        if not data and self._aborted:
+            self.fail("the line to the guest was ended")  # our own shutdown reads like the guest's end, and is none
+        return data
 
     # ------------------------------------------------------------------------------------------------------- writing
 
@@ -221,6 +225,7 @@ class Channel:
     def abort(self, error: SkerryError | None) -> None:
         """End it from outside: whoever waits on it gets `error`, or what a broken line gives."""
         self._broken = self._broken or error
+        self._aborted = True
         try:
             # Not close: a task that waits for this socket is woken by the shutdown, and then closes it.
             self._sock.shutdown(socket.SHUT_RDWR)
