@@ -1,9 +1,13 @@
 """Commands on a real VM: output, fidelity, exit codes, start errors. Cases BUG-01 to BUG-05, BUG-09."""
 
+import base64
 import hashlib
+import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import psutil
 import pytest
 
@@ -86,6 +90,36 @@ def test_streams_are_apart_and_complete_every_time(sandbox: Sandbox) -> None:
         result = sandbox.run("seq 1 20000; exit 3")
         assert result.stdout.splitlines()[-1] == "20000"
         assert (len(result.stdout_bytes), result.exit_code) == (108_894, 3)
+
+
+CHATTER = """
+import json, time
+for n in range(60):
+    print(json.dumps({"n": n, "x": "y" * 1000}), flush=True)
+    time.sleep(0.005)
+"""
+
+
+def test_twenty_long_streams_at_once_are_whole_and_end(sandbox: Sandbox, client: dict[str, str]) -> None:
+    """Read by a plain HTTP client, which raises for a body that is not ended."""
+    sandbox.files.write("/tmp/chatter.py", CHATTER)
+    body = {"command": "python3 /tmp/chatter.py; exit 3", "stream": True, "timeout_ms": None}
+    headers = {"Authorization": f"Bearer {client['api_key']}"}
+
+    def read(_: int) -> tuple[list[int], dict[str, object]]:
+        output, last = b"", {}
+        url = f"{client['url']}/v1/sandboxes/{sandbox.id}/run"
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=250) as response:
+            for line in response.iter_lines():
+                last = json.loads(line)
+                if last["type"] == "stdout":
+                    output += base64.b64decode(last["data"])
+        return [json.loads(line)["n"] for line in output.splitlines()], last
+
+    with ThreadPoolExecutor(20) as pool:
+        for numbers, last in pool.map(read, range(20)):
+            assert numbers == list(range(60))
+            assert (last["type"], last["exit_code"]) == ("exit", 3)
 
 
 def test_a_visible_exit_means_readable_output(sandbox: Sandbox) -> None:

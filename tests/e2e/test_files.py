@@ -34,6 +34,20 @@ def test_every_legal_name_makes_the_round_trip(sandbox: Sandbox, name: str) -> N
     assert [e.name for e in sandbox.files.list("/home/user/names")] == []
 
 
+def test_a_watch_tells_every_legal_name(sandbox: Sandbox) -> None:
+    sandbox.files.mkdir("told")
+    with sandbox.files.watch("told") as watch:
+        for name in NAMES:
+            sandbox.files.write(f"told/{name}", "x")
+        sandbox.files.write("told/last", "x")
+        seen = set()
+        for event in watch:
+            seen.add(event.path)
+            if event.path == "last":
+                break
+    assert seen >= set(NAMES)
+
+
 def test_composed_and_decomposed_are_two_files(sandbox: Sandbox) -> None:
     sandbox.files.write("nfc/\u00e9", "composed")
     sandbox.files.write("nfc/e\u0301", "decomposed")
@@ -202,6 +216,42 @@ def test_links_are_links(sandbox: Sandbox) -> None:
     assert sandbox.files.exists("l/realdir/f")
     sandbox.files.remove("l")
     assert not sandbox.files.exists("l")
+
+
+def test_a_move_is_rename_and_more_across_filesystems(sandbox: Sandbox) -> None:
+    sandbox.run("mkdir -p m/d m/full; echo 1 > m/f; echo 2 > m/g; echo z > m/full/x; ln -s f m/l", check=True)
+    sandbox.files.move("m/l", "m/link")
+    assert (sandbox.files.stat("m/link").kind, sandbox.files.stat("m/link").target) == ("symlink", "f")
+    sandbox.files.move("m/f", "m/g")
+    assert sandbox.files.read("m/g") == "1\n"
+    sandbox.files.move("m/full", "m/d")  # an empty directory gives way
+    sandbox.files.mkdir("m/other")
+    for source, target, code in (
+        ("m/g", "m/d", "is_a_directory"),
+        ("m/d", "m/g", "not_a_directory"),
+        ("m/other", "m/d", "directory_not_empty"),
+        ("m/d", "m/d/below", "invalid_request"),
+        ("m/none", "m/x", "path_not_found"),
+    ):
+        with pytest.raises(SkerryError) as refused:
+            sandbox.files.move(source, target)
+        assert refused.value.code == code
+    sandbox.files.move("m/g", "/dev/shm/g")
+    sandbox.files.move("m/d", "/dev/shm/d")
+    assert (sandbox.files.read("/dev/shm/g"), sandbox.files.read("/dev/shm/d/x")) == ("1\n", "z\n")
+    assert [entry.name for entry in sandbox.files.list("m")] == ["link", "other"]
+
+
+def test_a_file_that_grows_or_shrinks_meanwhile_is_read_or_refused(sandbox: Sandbox) -> None:
+    change = "while :; do truncate -s 0 changing; head -c 3000000 /dev/zero >> changing; done"
+    changing = sandbox.commands.start(change)
+    for _ in range(10):
+        try:
+            sandbox.files.read_bytes("changing")
+        except SkerryError as error:  # it became shorter than it was said to be; or it is not there yet
+            assert error.code in {"connection_lost", "path_not_found"}
+    changing.kill()
+    assert sandbox.run("echo alive").stdout == "alive\n"
 
 
 def test_twenty_thousand_entries_come_complete_and_in_order(sandbox: Sandbox) -> None:

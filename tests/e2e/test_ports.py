@@ -20,6 +20,7 @@ from websockets.asyncio.client import connect
 
 from skerry import Conflict, PortAddress, Sandbox
 from support.server import Server, free_port
+from support.waiting import wait_until
 
 SKERRY = str(Path(sys.executable).parent / "skerry")
 
@@ -148,6 +149,40 @@ def test_a_closed_port_and_a_sandbox_that_is_over(server: Server, box: Sandbox, 
         pass
     answer = httpx.get(server.url, headers=by_name(server, other, 80), trust_env=False)
     assert (answer.status_code, answer.json()["message"]) == (502, "The sandbox was not found")
+
+
+LISTENER = """
+import socket, sys
+family, address = sys.argv[1:]
+s = socket.socket(socket.AF_INET6 if family == "6" else socket.AF_INET)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+if family == "6":
+    s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+s.bind((address, 3000))
+s.listen()
+while True:
+    c, _ = s.accept()
+    c.recv(65536)
+    c.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\nConnection: close\\r\\n\\r\\n" % len(address)
+              + address.encode())
+    c.close()
+"""
+
+
+def test_listeners_come_and_go(server: Server, box: Sandbox) -> None:
+    """No table of ports is kept that could be out of date: each request finds what listens now."""
+    box.files.write("/home/user/listener.py", LISTENER)
+
+    def ask() -> httpx.Response:
+        return httpx.get(server.url, headers=by_name(server, box, 3000), timeout=60, trust_env=False)
+
+    for family, address in [("4", "127.0.0.1"), ("4", "0.0.0.0"), ("6", "::1"), ("6", "::"), ("4", "169.254.0.2")] * 2:
+        listener = box.commands.start(["python3", "listener.py", family, address])
+        wait_until(lambda: ask().status_code == httpx.codes.OK)
+        assert ask().text == address
+        assert listener.kill()
+        closed = ask()
+        assert (closed.status_code, closed.json()["message"]) == (502, "The sandbox is running but port is not open")
 
 
 def test_the_agent_and_its_routes_cannot_be_reached(server: Server, box: Sandbox) -> None:

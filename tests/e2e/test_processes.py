@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 
-from skerry import CommandDeadline, CommandResult, OutcomeUnknown, Sandbox, SkerryError
+from skerry import CommandDeadline, CommandResult, OutcomeUnknown, PortAddress, Process, Sandbox, SkerryError
 from support.server import Server
 from support.waiting import wait_until
 
@@ -20,6 +22,12 @@ def too_long(client: dict[str, str]) -> Iterator[Future[CommandResult]]:
     """A command without a deadline of its own, longer than the default; it runs while the other tests do."""
     with Sandbox.create(memory_mb=256, **client) as sandbox, ThreadPoolExecutor(1) as pool:
         yield pool.submit(sandbox.run, "sleep 600")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_background(sandbox: Sandbox) -> Process:
+    """Started without a deadline, while a command that is waited for has one by default."""
+    return sandbox.commands.start("sleep 1871")
 
 
 def running(sandbox: Sandbox, pattern: str) -> int:
@@ -77,12 +85,23 @@ def test_a_child_that_keeps_the_pipe_does_not_hold_the_call_and_lives_on(sandbox
     assert running(sandbox, "echo [n]oise") == 1
 
 
+LEAVER = """
+import os, sys
+from skerry import Sandbox
+sandbox = Sandbox.connect(sys.argv[1], url=sys.argv[2], api_key=sys.argv[3])
+process = sandbox.commands.start("i=0; while :; do echo $((i += 1)); sleep 0.2; done", tag="ticker")
+print(process.process_id, flush=True)
+next(iter(process))
+os._exit(0)
+"""
+
+
 def test_a_background_process_outlives_its_client(sandbox: Sandbox, client: dict[str, str]) -> None:
-    process = sandbox.commands.start("i=0; while :; do echo $((i += 1)); sleep 0.2; done", tag="ticker")
-    time.sleep(1)
+    leaver = [sys.executable, "-c", LEAVER, sandbox.id, client["url"], client["api_key"]]
+    process_id = subprocess.run(leaver, capture_output=True, timeout=120, check=True, text=True).stdout.strip()
     other = Sandbox.connect(sandbox.id, **client)
-    assert [p.process_id for p in other.commands.list() if p.tag == "ticker"] == [process.process_id]
-    attached = other.commands.attach(process.process_id)
+    assert [p.process_id for p in other.commands.list() if p.tag == "ticker"] == [process_id]
+    attached = other.commands.attach(process_id)
     seen = ""
     for event in attached:
         seen += event.text
@@ -251,49 +270,83 @@ def test_a_killed_server_loses_no_output_and_no_exit_code(new_server: Callable[.
     assert again.commands.attach(broken[0].context["process_id"]).wait().stdout == "running\n42\n"
 
 
-def test_kill_ends_every_request_in_flight(client: dict[str, str]) -> None:
-    sandbox = Sandbox.create(**client)
-    sandbox.run("truncate -s 8G /tmp/big")
-    process = sandbox.commands.start("cat", stdin=True)
-    errors: dict[str, BaseException] = {}
-    started = threading.Barrier(5)
+SILENT = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 3000))
+open("/tmp/listens", "w").close()
+connection = server.accept()
+open("/tmp/accepted", "w").close()
+time.sleep(900)
+"""
 
-    def act(name: str, what) -> None:
-        started.wait(30)
+
+class InFlight:
+    """One of every kind of long request to a sandbox, each in a thread, and how they ended."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        sandbox.run("truncate -s 8G /tmp/big")
+        deaf = sandbox.commands.start("sleep 900", stdin=True)
+        attached = sandbox.commands.start("cat", stdin=True)
+        sandbox.commands.start(["python3", "-c", SILENT])
+        terminal = sandbox.pty()
+        events = sandbox.watch("/home/user")
+        address = sandbox.port(3000)
+        wait_until(lambda: sandbox.files.exists("/tmp/listens"))
+        self.acts: dict[str, Callable[[], object]] = {
+            "run": lambda: sandbox.run("sleep 901", timeout=0),
+            "attach": attached.wait,
+            "watch": lambda: list(events),
+            "download": lambda: [time.sleep(0.01) for _ in sandbox.files.stream("/tmp/big")],
+            "terminal": terminal.wait,
+            "stdin": lambda: deaf.send_stdin(bytes(20_000_000)),
+            "port": lambda: self.ask(address),
+        }
+        self.ends: dict[str, str] = {}
+        self._threads = [threading.Thread(target=self._act, args=item) for item in self.acts.items()]
+        for thread in self._threads:
+            thread.start()
+        wait_until(lambda: sandbox.files.exists("/tmp/accepted") and running(sandbox, "^sleep 901"))
+
+    def _act(self, name: str, what: Callable[[], object]) -> None:
         try:
-            what()
+            self.ends[name] = f"it gave {what()!r}"
         except SkerryError as error:
-            errors[name] = error
+            self.ends[name] = error.code
 
-    def watch() -> None:
-        for _ in sandbox.files.watch("/tmp"):
-            pass
+    @staticmethod
+    def ask(address: PortAddress) -> None:
+        """Raises as the SDK would."""
+        answer = httpx.get(address.path_url, headers=address.path_headers, timeout=300, trust_env=False)
+        raise SkerryError(answer.text, code=answer.json()["code"])
 
-    def download() -> None:
-        for _ in sandbox.files.stream("/tmp/big"):
-            time.sleep(0.01)
+    def all_end(self, code: str, within: float) -> None:
+        deadline = time.monotonic() + within
+        for thread in self._threads:
+            thread.join(max(0, deadline - time.monotonic()))
+        assert self.ends == dict.fromkeys(self.acts, code)
 
-    acts = {
-        "run": lambda: sandbox.run("sleep 100", timeout=120),
-        "attach": process.wait,
-        "watch": watch,
-        "download": download,
-    }
-    threads = [threading.Thread(target=act, args=item) for item in acts.items()]
-    for thread in threads:
-        thread.start()
-    started.wait(30)
-    time.sleep(3)
+
+@pytest.fixture(scope="module", autouse=True)
+def expiring(client: dict[str, str]) -> tuple[Sandbox, InFlight]:
+    """A sandbox whose minute passes while the other tests run, with requests that would last longer."""
+    sandbox = Sandbox.create(memory_mb=256, timeout=60, **client)
+    return sandbox, InFlight(sandbox)
+
+
+def test_kill_ends_every_request_in_flight(client: dict[str, str]) -> None:
+    sandbox = Sandbox.create(memory_mb=256, **client)
+    requests = InFlight(sandbox)
     Sandbox.connect(sandbox.id, **client).kill()
-    for thread in threads:
-        thread.join(20)
-    assert not any(t.is_alive() for t in threads)
-    assert {name: getattr(error, "code", None) for name, error in errors.items()} == dict.fromkeys(
-        acts, "sandbox_killed"
-    )
+    requests.all_end("sandbox_killed", 20)
     with pytest.raises(SkerryError) as over:
         sandbox.run("true")
     assert (over.value.code, over.value.status) == ("sandbox_killed", 410)
+
+
+def test_an_end_by_the_timeout_ends_every_request_in_flight(expiring: tuple[Sandbox, InFlight]) -> None:
+    sandbox, requests = expiring
+    wait_until(lambda: sandbox.info().state != "running", 120)
+    requests.all_end("sandbox_expired", 20)
 
 
 @pytest.mark.parametrize(
@@ -318,3 +371,9 @@ def test_the_default_deadline_is_the_documented_one(too_long: Future[CommandResu
     with pytest.raises(CommandDeadline) as ended:
         too_long.result(120)
     assert 55 <= ended.value.result.duration < 120
+
+
+def test_a_background_process_has_no_deadline_unless_asked(sandbox: Sandbox, in_background: Process) -> None:
+    wait_until(lambda: time.time() - in_background.info().started_at_ms / 1000 > 61, 90)
+    assert running(sandbox, "^sleep 1871") == 1
+    assert in_background.kill()
