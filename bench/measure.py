@@ -42,4 +42,9 @@ def p50(samples: list[float]) -> float:
 
 
 def p95(samples: list[float]) -> float:
-    return sorted(samples)[min(len(samples) - 1, int(len(samples) * 0.95))]
+    return percentile(samples, 95)
+
+
+def percentile(samples: list[float], per_cent: int) -> float:
+    """The smallest sample that no more than this share of all is below."""
+    return sorted(samples)[min(len(samples) - 1, len(samples) * per_cent // 100)]

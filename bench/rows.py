@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import psutil
 
-from bench import faces, guest, memory, redaction
+from bench import faces, guest, memory, neighbours, redaction
 from bench.measure import Row, p50, p95, times_ms
 from skerry import Sandbox
 from support.server import Server
@@ -31,6 +31,7 @@ def measure(server: Server) -> list[Row]:
         rows += file_rows(sandbox, server)
         rows += faces.rows(server, sandbox)
     rows += memory.rows(server, client, next(r.value for r in rows if r.what.startswith("guest's own")))
+    rows += neighbours.rows(client)
     rows += restart_rows(server, client)
     rows += redaction.rows()
     return rows

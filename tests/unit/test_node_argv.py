@@ -45,7 +45,7 @@ no_timer_check mitigations=off init_on_alloc=0
 -serial chardev:console
 -blockdev driver=qcow2,node-name=disk,discard=unmap,cache.no-flush=on,file.driver=file,file.cache.no-flush=on,\
 file.filename=/d/disk.qcow2
--device virtio-blk-device,drive=disk,serial=disk,werror=report,rerror=report
+-device virtio-blk-device,id=vda,drive=disk,serial=disk,werror=report,rerror=report
 -blockdev driver=raw,node-name=agent,read-only=on,file.driver=file,file.filename=/c/agent.ext4
 -device virtio-blk-device,drive=agent,serial=agent
 -netdev tap,id=net,fd=4

@@ -98,12 +98,40 @@ def test_listed_addresses_go_to_the_relay() -> None:
         (
             2,
             "",
-            {"memory.max": "1048576", "memory.swap.max": "0", "cpu.max": "300000 100000", "cpu.weight": "200"},
+            {
+                "memory.max": "1048576",
+                "memory.swap.max": "0",
+                "cpu.max": "300000 100000",
+                "cpu.weight": "200",
+                "pids.max": "256",
+            },
         ),
+        (1, "pids", {"pids.max": "256"}),
+        (1, "blkio", {}),
     ],
 )
 def test_bounds_of_a_cgroup(version: int, controller: str, expected: dict[str, str]) -> None:
     assert cgroup.settings(version, controller, cgroup.Limits(1 << 20, 2)) == expected
+
+
+def test_a_disk_is_bounded_in_bytes_and_operations_where_the_host_has_one() -> None:
+    limits = cgroup.Limits(1 << 20, 1, disk_bytes_per_s=1000, disk_operations_per_s=20)
+    assert cgroup.settings(1, "blkio", limits, "254:0") == {
+        "blkio.throttle.read_bps_device": "254:0 1000",
+        "blkio.throttle.write_bps_device": "254:0 1000",
+        "blkio.throttle.read_iops_device": "254:0 20",
+        "blkio.throttle.write_iops_device": "254:0 20",
+    }
+    assert cgroup.settings(2, "", limits, "254:0")["io.max"] == "254:0 rbps=1000 wbps=1000 riops=20 wiops=20"
+    assert "io.max" not in cgroup.settings(2, "", limits)
+    half = replace(limits, disk_operations_per_s=0)
+    assert cgroup.settings(2, "", half, "254:0")["io.max"] == "254:0 rbps=1000 wbps=1000 riops=max wiops=max"
+
+
+def test_the_disk_of_a_path_is_a_whole_one_or_none(tmp_path: Path) -> None:
+    found = cgroup.disk_of(tmp_path)
+    assert not found or not Path(f"/sys/dev/block/{found}/partition").exists()
+    assert cgroup.disk_of(Path("/proc")) == ""
 
 
 def test_what_nobody_asked_for_gives_way_and_is_bounded_alike() -> None:

@@ -154,6 +154,8 @@ async def _machine(settings: Settings) -> AsyncIterator[Node]:
         memory_share=settings.memory_share,
         memory_floor_mb=settings.memory_floor_mb,
         disk_floor_mb=settings.disk_floor_mb,
+        disk_mb_per_s=settings.disk_mb_per_s,
+        disk_operations_per_s=settings.disk_operations_per_s,
         boots_at_once=settings.boots_at_once,
         boot_deadline_s=settings.boot_deadline_s,
     )

@@ -100,6 +100,15 @@ class Settings(BaseSettings):
     disk_floor_mb: int = Field(
         512, ge=0, description="No sandbox is created while the data directory's disk has less than this free"
     )
+    disk_mb_per_s: int = Field(
+        400,
+        ge=0,
+        le=1_000_000,
+        description="MB that a sandbox reads of its disk in a second, and that it writes; 0: any",
+    )
+    disk_operations_per_s: int = Field(
+        20_000, ge=0, le=100_000_000, description="How often it reads in a second, and how often it writes; 0: any"
+    )
     boots_at_once: int = Field(0, ge=0, le=1000, description="VMs that boot at a time; 0: twice the number of CPUs")
     boot_deadline_s: float = Field(
         60.0, gt=0, le=3600, description="How long a VM may take to come up on an idle machine"

@@ -157,7 +157,7 @@ async def assemble(resources: Resources, held: Held, entry: Entry, origin: Manif
     async with steps.step("disk"):
         await in_thread(_make_disk, resources, directory, entry)
     async with steps.step("cgroup"):
-        procs = await in_thread(resources.cgroups.create, entry.vm_id, limits_of(entry))
+        procs = await in_thread(resources.cgroups.create, entry.vm_id, limits_of(resources, entry))
     async with steps.step("vmm"):
         vm = VmSpec(
             vm_id=entry.vm_id,
@@ -172,6 +172,8 @@ async def assemble(resources: Resources, held: Held, entry: Entry, origin: Manif
             tap=slot.tap,
             cgroup_procs=procs,
             backing=(*map(resources.keep.layers.path, entry.layers[:-1]), Path(entry.base)),
+            disk_bytes_per_s=resources.config.disk_mb_per_s << 20,
+            disk_operations_per_s=resources.config.disk_operations_per_s,
             grown_disk=origin is not None and entry.disk_mb > origin.disk_mb,
             restore=resources.keep.images.memory(origin.image_id) if origin and origin.memory else None,
         )
@@ -179,8 +181,15 @@ async def assemble(resources: Resources, held: Held, entry: Entry, origin: Manif
     return replace(entry, handle=handle)
 
 
-def limits_of(entry: Entry) -> Limits:
-    return Limits((entry.memory_mb + VMM_OVERHEAD_MB) << 20, entry.cpu, waiting=entry.phase == "pool")
+def limits_of(resources: Resources, entry: Entry) -> Limits:
+    config = resources.config
+    return Limits(
+        (entry.memory_mb + VMM_OVERHEAD_MB) << 20,
+        entry.cpu,
+        waiting=entry.phase == "pool",
+        disk_bytes_per_s=config.disk_mb_per_s << 20,
+        disk_operations_per_s=config.disk_operations_per_s,
+    )
 
 
 async def awaken(

@@ -1,4 +1,6 @@
-"""A cgroup per sandbox: a bound on memory and CPU that holds whatever the VMM does. v2, or v1 where that is mounted."""
+"""A cgroup per sandbox: bounds that hold whatever the VMM does. v2, or v1 where that is mounted.
+
+Memory and CPU have to be there; the disk and the number of tasks are bounded where the host can."""
 
 import contextlib
 import errno
@@ -18,7 +20,14 @@ DEVICE_SHARE: Final = 1.0
 transfer is held up by the bound. The guest's own part is bounded by its vCPUs anyway."""
 WAITING_WEIGHT: Final = 0.1
 """Of a VM that nobody has asked for yet, against one that is somebody's."""
+TASKS_MAX: Final = 256
+"""Of a VMM: its vCPUs and the threads that work for its devices, 64 at the most."""
 REMOVE_DEADLINE_S: Final = 10.0
+NEEDED: Final = ("memory", "cpu")
+WANTED: Final = {1: ("blkio", "pids"), 2: ("io", "pids")}
+"""Used where they are there, by version."""
+OPTIONAL: Final = frozenset({"memory.swap.max", "io.max", "pids.max"})
+"""Files of v2 that a kernel without swap accounting or a host without those controllers does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +36,26 @@ class Limits:
     cpu: int
     waiting: bool = False
     """It gives way to the others where they need the CPU."""
+    disk_bytes_per_s: int = 0
+    """Read, and as much again written. 0: unbounded."""
+    disk_operations_per_s: int = 0
 
 
-def settings(version: int, controller: str, limits: Limits) -> dict[str, str]:
-    """File name -> what to write in it. Pure. `controller` is "memory", "cpu", or "" for v2's one directory."""
+def disk_of(path: Path) -> str:
+    """The whole disk that a path's filesystem is on, as the kernel numbers it: "254:0". "" where it is on none, or on
+    several."""
+    device = path.stat().st_dev
+    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    whole = block.resolve().parent if (block / "partition").exists() else block
+    try:
+        return (whole / "dev").read_text().strip()
+    except OSError:
+        return ""
+
+
+def settings(version: int, controller: str, limits: Limits, disk: str = "") -> dict[str, str]:
+    """File name -> what to write in it. Pure. `controller` is v1's, or "" for v2's one directory. A `disk` of "" is not
+    bounded."""
     quota = int((limits.cpu + DEVICE_SHARE) * PERIOD_US)
     weight = limits.cpu * (WAITING_WEIGHT if limits.waiting else 1.0)
     if version == 2:
@@ -39,14 +64,31 @@ def settings(version: int, controller: str, limits: Limits) -> dict[str, str]:
             "memory.swap.max": "0",
             "cpu.max": f"{quota} {PERIOD_US}",
             "cpu.weight": str(min(10_000, int(100 * weight))),
+            "pids.max": str(TASKS_MAX),
+            **_disk(2, limits, disk),
         }
     if controller == "memory":
         return {"memory.limit_in_bytes": str(limits.memory_bytes)}
+    if controller == "pids":
+        return {"pids.max": str(TASKS_MAX)}
+    if controller == "blkio":
+        return _disk(1, limits, disk)
     return {
         "cpu.cfs_period_us": str(PERIOD_US),
         "cpu.cfs_quota_us": str(quota),
         "cpu.shares": str(int(1024 * weight)),
     }
+
+
+def _disk(version: int, limits: Limits, disk: str) -> dict[str, str]:
+    bounds = {"bps": limits.disk_bytes_per_s, "iops": limits.disk_operations_per_s}
+    if not disk or not any(bounds.values()):
+        return {}
+    if version == 2:
+        words = [f"{way}{what}={bound or 'max'}" for what, bound in bounds.items() for way in ("r", "w")]
+        return {"io.max": " ".join([disk, *words])}
+    ways = ("read", "write")
+    return {f"blkio.throttle.{way}_{what}_device": f"{disk} {n}" for what, n in bounds.items() for way in ways}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +109,25 @@ def detect(mounts: str | None = None) -> Hierarchies:
         _, point, kind, options, *_ = line.split()
         if kind == "cgroup2":
             controllers = Path(point) / "cgroup.controllers"
-            if controllers.exists() and {"memory", "cpu"} <= set(controllers.read_text().split()):
+            if controllers.exists() and set(NEEDED) <= set(controllers.read_text().split()):
                 return Hierarchies(2, {"": Path(point)})
         elif kind == "cgroup":
-            for controller in ("memory", "cpu"):
+            for controller in (*NEEDED, *WANTED[1]):
                 if controller in options.split(","):
                     roots[controller] = Path(point)
-    if {"memory", "cpu"} <= set(roots):
+    if set(NEEDED) <= set(roots):
         return Hierarchies(1, roots)
-    missing = " and ".join(c for c in ("memory", "cpu") if c not in roots)
+    missing = " and ".join(c for c in NEEDED if c not in roots)
     return Hierarchies(0, {}, f"no mounted cgroup hierarchy has the {missing} controller")
 
 
 class Cgroups:
     """The cgroups of one server: `skerry-INSTANCE/NAME` in each hierarchy. Its methods block for microseconds."""
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, disk: str = "") -> None:
+        """`disk`: what `disk_of` gives for where the VMs' disks are."""
         self._parent = f"skerry-{instance}"
+        self._disk = disk
         self.hierarchies = detect()
         if self.hierarchies.version:
             try:
@@ -127,9 +171,9 @@ class Cgroups:
     def _apply(self, name: str, limits: Limits) -> tuple[Path, ...]:
         procs: list[Path] = []
         for controller, path in self._paths(name).items():
-            for file, value in settings(self.hierarchies.version, controller, limits).items():
-                if file == "memory.swap.max" and not (path / file).exists():
-                    continue  # a kernel without swap accounting
+            for file, value in settings(self.hierarchies.version, controller, limits, self._disk).items():
+                if file in OPTIONAL and not (path / file).exists():
+                    continue
                 (path / file).write_text(value)
             procs.append(path / "cgroup.procs")
         return tuple(procs)
@@ -160,9 +204,11 @@ class Cgroups:
 
 def enable(directory: Path) -> None:
     """Pass the controllers on to the children of a v2 cgroup."""
+    there = set((directory / "cgroup.controllers").read_text().split())
+    wanted = [*NEEDED, *(c for c in WANTED[2] if c in there)]
     file = directory / "cgroup.subtree_control"
-    if not {"memory", "cpu"} <= set(file.read_text().split()):
-        file.write_text("+memory +cpu")
+    if not set(wanted) <= set(file.read_text().split()):
+        file.write_text(" ".join(f"+{controller}" for controller in wanted))
 
 
 def _try_remove(path: Path) -> bool:

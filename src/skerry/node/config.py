@@ -26,6 +26,10 @@ class NodeConfig:
     """No sandbox is created while the host has less than this available."""
     disk_floor_mb: int = 512
     """No sandbox is created while the data directory's filesystem has less than this free: its guest could not boot."""
+    disk_mb_per_s: int = 400
+    """How much each sandbox reads, and how much it writes, of its disk in a second. 0: unbounded."""
+    disk_operations_per_s: int = 20_000
+    """How often. 0: unbounded."""
     slots: int = 2
     """Network slots kept ready."""
     boot_deadline_s: float = 60.0

@@ -18,7 +18,7 @@ from skerry.node.agents import AgentLink, Agents, GuestAgents, end
 from skerry.node.aio import TaskSet, finish, in_thread, log
 from skerry.node.birth import Steps, template_named, template_of
 from skerry.node.broadcast import Broadcast
-from skerry.node.cgroup import Cgroups
+from skerry.node.cgroup import Cgroups, disk_of
 from skerry.node.config import NodeConfig
 from skerry.node.contract import (
     Ended,
@@ -90,7 +90,7 @@ class Engine:
             raise InternalError(f"{config.state_dir} cannot be made: {error.strerror}", step="start") from error
         self._lock = DataLock(config.state_dir / "lock")
         try:
-            cgroups = await in_thread(Cgroups, config.instance)
+            cgroups = await in_thread(lambda: Cgroups(config.instance, disk_of(config.state_dir)))
             if not cgroups.usable:
                 log.warning("sandboxes run without cgroups", problem=cgroups.hierarchies.problem)
             slots = SlotPool(config.instance, config.slots)

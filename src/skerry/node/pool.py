@@ -216,4 +216,4 @@ def _hand_over(resources: Resources, entry: Entry, member_id: str) -> None:
     resources.journal.write(entry)
     resources.journal.remove(member_id)
     resources.keep.drop(member_id)
-    resources.cgroups.change(entry.vm_id, limits_of(entry))
+    resources.cgroups.change(entry.vm_id, limits_of(resources, entry))

@@ -67,6 +67,9 @@ class VmSpec:
     """Extra `skerry.*` kernel arguments."""
     cgroup_procs: tuple[Path, ...] = ()
     """`cgroup.procs` files that the VMM process has to be put in before it runs."""
+    disk_bytes_per_s: int = 0
+    """How much is read of the disk and as much again written, in a second; 0: unbounded."""
+    disk_operations_per_s: int = 0
     grown_disk: bool = False
     """With `restore`: the disk is larger than it was when the memory was saved, and the guest has to be told."""
     backing: tuple[Path, ...] = ()

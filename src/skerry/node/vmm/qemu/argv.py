@@ -11,6 +11,7 @@ from skerry.node.vmm.driver import VmSpec
 
 Accelerator = Literal["kvm", "tcg"]
 
+DISK: Final = "vda"
 MONITOR: Final = "qmp.sock"
 """In the run directory, which is QEMU's working directory: a socket's path has to be short."""
 RAM: Final = "ram"
@@ -120,7 +121,7 @@ def build(
         "-chardev", f"ringbuf,id=console,size={CONSOLE_BYTES}",
         "-serial", "chardev:console",
         "-blockdev", disk,
-        "-device", "virtio-blk-device,drive=disk,serial=disk,werror=report,rerror=report",
+        "-device", f"virtio-blk-device,id={DISK},drive=disk,serial=disk,werror=report,rerror=report",
         "-blockdev", agent,
         "-device", "virtio-blk-device,drive=agent,serial=agent",
         "-netdev", f"tap,id=net,fd={inherited.tap}",

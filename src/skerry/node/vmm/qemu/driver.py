@@ -78,6 +78,7 @@ class QemuDriver:
             monitor = await self._first_contact(spec, launched[0])
             if spec.restore is not None:
                 await saving.load(monitor, spec.restore, self._toolchain.version)
+            await _bound_disk(monitor, spec)
         except BaseException:
             await finish(self._undo_start(launched, watched))
             raise
@@ -277,6 +278,17 @@ class QemuDriver:
             return self._vms[handle.vm_id]
         except KeyError:
             raise InternalError(f"VM {handle.vm_id} is not known here", step="vmm") from None
+
+
+async def _bound_disk(monitor: Monitor, spec: VmSpec) -> None:
+    """In QEMU, which lets the guest wait: a bound of the kernel's alone holds up whatever else QEMU does. It stays with
+    the device when the guest's disk gets a new layer."""
+    if not spec.disk_bytes_per_s and not spec.disk_operations_per_s:
+        return
+    ways = ("", "_rd", "_wr")
+    bounds = {f"bps{way}": spec.disk_bytes_per_s if way else 0 for way in ways}
+    bounds |= {f"iops{way}": spec.disk_operations_per_s if way else 0 for way in ways}
+    await monitor.execute("block_set_io_throttle", {"id": argv.DISK, **bounds})
 
 
 def _watch_new(launched: Launched) -> Watched:
