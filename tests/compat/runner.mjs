@@ -11,7 +11,7 @@ const packages = createRequire(`${environment}/package.json`)
 
 export class Skipped extends Error {}
 
-globalThis.compat = { client: (name) => packages(name), atEnd: [], Skipped, version: process.env.SKERRY_COMPAT_CLIENT }
+globalThis.compat = { client: (name) => packages(name), atEnd: [], Skipped, environment, version: process.env.SKERRY_COMPAT_CLIENT }
 
 const write = process.stdout.write.bind(process.stdout)
 process.stdout.write = process.stderr.write.bind(process.stderr) // what cases print goes to the log

@@ -142,8 +142,8 @@ class ListSnapshots(Query):
 
 
 class MetricsQuery(Query):
-    start: int | None = seconds(None)
-    end: int | None = seconds(None)
+    start: int | None = None
+    end: int | None = None
 
 
 class ManyMetricsQuery(Query):
