@@ -1,5 +1,5 @@
 # Aliases: a fresh Debian has no make, so the scripts in bin/ are what counts.
-.PHONY: demo test test-quick lint bench soak
+.PHONY: demo test test-quick lint bench soak redteam
 demo:
 	bin/demo
 test:
@@ -12,3 +12,5 @@ bench:
 	bin/bench
 soak:
 	bin/soak
+redteam:
+	bin/redteam
