@@ -399,6 +399,33 @@ async def test_pages_are_stable_while_sandboxes_come_and_go(e2b: Control, order:
     assert seen == [*expected[:4], *expected[5:]]
 
 
+async def test_a_token_is_good_for_the_list_that_gave_it(e2b: Control) -> None:
+    for _ in range(3):
+        await e2b.sandbox()
+    token = (await e2b.http.get("/v2/sandboxes", params={"limit": "1"})).headers["x-next-token"]
+    assert len(await ids(e2b, "/v2/sandboxes", nextToken=token, limit="50")) == 2
+    for path, query in (
+        ("/v2/sandboxes", {"order": "asc"}),
+        ("/v2/sandboxes", {"state": "paused"}),
+        ("/v2/sandboxes", {"metadata": "a=b"}),
+        ("/snapshots", {}),
+        ("/templates", {}),
+        ("/templates/base", {}),
+    ):
+        said_of_it = said(await e2b.http.get(path, params={**query, "nextToken": token}), 400)
+        assert said_of_it.startswith("nextToken: is not a token of this list")
+    for forged in ("x", token[:-3], token[:8], token[8:], f"{token}AAAA", token[:8] + "é"):
+        assert "nextToken" in said(await e2b.http.get("/v2/sandboxes", params={"nextToken": forged}), 400)
+
+
+async def test_what_a_list_may_be_asked(e2b: Control) -> None:
+    for query, text in (
+        ({"state": "gone"}, "state: must be of running, paused, not 'gone'"),
+        ({"order": "up"}, "order: must be 'asc' or 'desc', not 'up'"),
+    ):
+        assert said(await e2b.http.get("/v2/sandboxes", params=query), 400) == text
+
+
 async def test_by_template(e2b: Control) -> None:
     plain = await e2b.sandbox()
     other = await e2b.sandbox(templateID="code-interpreter-v1")
@@ -595,6 +622,17 @@ async def test_a_pause_or_connect_that_fails(e2b: Control) -> None:
     said(answer, 503)
     assert answer.headers["should-retry"] == "true"
     assert (await e2b.detail(made))["state"] == "paused"
+
+
+async def test_a_pause_that_needs_a_guest_that_answers(e2b: Control) -> None:
+    """Clients take a bare 409 for a sandbox that rests already, so only who has asked for it gets one."""
+    made = await e2b.sandbox()
+    e2b.node.faults.pause = Fault(error=GuestUnreachable("the guest does not answer"))
+    said(await e2b.http.post(f"/sandboxes/{made}/pause"), 503)
+    answer = await e2b.http.post(f"/sandboxes/{made}/pause", json={"requireHealthyGuest": True})
+    assert said(answer, 409) == "the guest does not answer"
+    assert answer.json()["error_code"] == "sandbox_snapshot_guest_agent_unresponsive"
+    assert (await e2b.detail(made))["state"] == "running"
 
 
 # ------------------------------------------------------------------------------------------------------ fork, network

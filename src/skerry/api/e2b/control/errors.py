@@ -31,6 +31,7 @@ ERROR_CODES: Final[Mapping[str, str]] = {
     "idempotency_mismatch": "idempotency_request_mismatch",
     "node_full": "sandbox_capacity_unavailable",
     "vm_start_failed": "sandbox_create_failed",
+    "guest_unresponsive": "sandbox_snapshot_guest_agent_unresponsive",
 }
 
 STATUSES: Final[Mapping[str, int]] = {"idempotency_mismatch": 422}

@@ -3,7 +3,7 @@
 A field that is not known is refused: what it was to change would be ignored. `null` is as good as nothing.
 """
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -124,7 +124,7 @@ class ListV1(Query):
 class ListV2(Query):
     metadata: str | None = None
     state: list[str] = Field(default_factory=list)
-    order: str | None = None
+    order: Literal["asc", "desc"] | None = None
     started_after: AwareDatetime | None = None
     template: str | None = None
     next_token: str | None = None
@@ -158,8 +158,8 @@ class LogsV1(Query):
 class LogsV2(Query):
     cursor: int | None = Field(None, ge=0)
     limit: int = 1000
-    direction: str = "forward"
-    level: str | None = None
+    direction: Literal["forward", "backward"] = "forward"
+    level: Literal["debug", "info", "warn", "error"] | None = None
     search: str | None = Field(None, max_length=256)
 
 

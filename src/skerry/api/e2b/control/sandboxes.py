@@ -8,13 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from skerry.api import requests, wire
-from skerry.api.e2b.control import models, views
+from skerry.api.e2b.control import models, pages, views
 from skerry.api.e2b.control.context import Context
 from skerry.api.e2b.control.errors import tell
 from skerry.api.e2b.control.names import resolve
 from skerry.api.streams import attended, hung_up
 from skerry.control import Principal, Scope
-from skerry.core.errors import Conflict, InvalidRequest, SkerryError
+from skerry.core.errors import Conflict, GuestUnreachable, InvalidRequest, SkerryError
 from skerry.core.lifecycle import FINAL, State, gone
 from skerry.core.models import Sandbox, SandboxSpec
 
@@ -129,8 +129,6 @@ async def list_v1(request: Request) -> Response:
 async def list_v2(request: Request) -> Response:
     asked = await Context.of(request)
     query = requests.query(request, models.ListV2)
-    if query.order not in {None, "asc", "desc"}:
-        raise InvalidRequest.of("order", "is not an order", given=query.order, allowed="asc, desc")
     page = await asked.services.sandboxes.list(
         asked.principal,
         states=_states(query.state),
@@ -139,9 +137,9 @@ async def list_v2(request: Request) -> Response:
         created_after=query.started_after,
         oldest_first=query.order == "asc",
         limit=query.limit,
-        cursor=query.next_token or None,
+        cursor=pages.cursor_of(query),
     )
-    headers = {"x-next-token": page.next_cursor} if page.next_cursor is not None else {}
+    headers = pages.headers_of(query, page.next_cursor)
     return wire.Json([views.listed(box) for box in page.items], headers=headers)
 
 
@@ -150,7 +148,7 @@ def _states(texts: list[str]) -> list[State]:
     names = [name for text in texts for name in text.split(",") if name] or list(STATES)
     for name in names:
         if name not in STATES:
-            raise InvalidRequest.of("state", "is not a state", given=name, allowed=", ".join(STATES))
+            raise InvalidRequest.of("state", f"must be of {', '.join(STATES)}", given=name, allowed=", ".join(STATES))
     return [state for name in names for state in STATES[name]]
 
 
@@ -217,9 +215,14 @@ async def pause(request: Request) -> Response:
     asked = await Context.of(request)
     requests.no_query(request)
     wanted = await requests.body(request, models.Pause, optional=True)
-    box, first = await asked.services.sandboxes.rest(
-        asked.principal, asked.sandbox_id, memory=wanted.memory is not False
-    )
+    try:
+        box, first = await asked.services.sandboxes.rest(
+            asked.principal, asked.sandbox_id, memory=wanted.memory is not False
+        )
+    except GuestUnreachable as error:
+        if not wanted.require_healthy_guest:
+            raise
+        raise Conflict(error.message, code="guest_unresponsive", sandbox_id=asked.sandbox_id) from error
     if not first:
         raise Conflict(f"sandbox {box.id} is already paused", code="sandbox_paused", sandbox_id=box.id)
     return Response(status_code=204)

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from skerry.api import requests, wire
-from skerry.api.e2b.control import models, views
+from skerry.api.e2b.control import models, pages, views
 from skerry.api.e2b.control.context import Context
 from skerry.api.e2b.control.names import resolve
 from skerry.core.errors import NotFound
@@ -42,7 +42,7 @@ async def list_(request: Request) -> Response:
         states=[SnapshotState.READY],
         newest_of_name=True,
         limit=query.limit,
-        cursor=query.next_token or None,
+        cursor=pages.cursor_of(query),
     )
-    headers = {"x-next-token": page.next_cursor} if page.next_cursor is not None else {}
+    headers = pages.headers_of(query, page.next_cursor)
     return wire.Json([views.snapshot(kept) for kept in page.items], headers=headers)

@@ -7,27 +7,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from skerry.api import requests, wire
-from skerry.api.e2b.control import models, views
+from skerry.api.e2b.control import models, pages, views
 from skerry.api.e2b.control.context import Context
 from skerry.api.e2b.control.names import Name, is_snapshot_id, parse, resolve
 from skerry.control import Template
 from skerry.core.errors import Forbidden, NotFound, NotSupported
-from skerry.core.limits import TAG_DEFAULT
+from skerry.core.limits import TAG_DEFAULT, check_range, refuse
 from skerry.core.models import Snapshot, SnapshotState
 
 TAGS: Final = 100
+PAGE_MAX: Final = 100
 
 
 async def list_(request: Request) -> Response:
-    """There is one page: a server has a handful of them."""
+    """By name."""
     asked = await Context.of(request)
-    asked.require_team(requests.query(request, models.ListTemplates).team_id)
-    return wire.Json([views.template(one) for one in await asked.services.templates.list(asked.principal)])
+    query = requests.query(request, models.ListTemplates)
+    asked.require_team(query.team_id)
+    refuse(check_range("limit", query.limit, 1, PAGE_MAX))
+    after = pages.cursor_of(query) or ""
+    found = sorted(await asked.services.templates.list(asked.principal), key=lambda one: one.name)
+    rest = [one for one in found if one.name > after]
+    page = rest[: query.limit]
+    headers = pages.headers_of(query, page[-1].name if len(rest) > len(page) else None)
+    return wire.Json([views.template(one) for one in page], headers=headers)
 
 
 async def get(request: Request) -> Response:
     asked = await Context.of(request)
-    requests.query(request, models.ListTemplates)
+    query = requests.query(request, models.ListTemplates)
+    refuse(check_range("limit", query.limit, 1, PAGE_MAX))
+    pages.cursor_of(query)  # there is one build, so no token was given
     found = await asked.services.templates.get(asked.principal, _ref(asked, request).native)
     return wire.Json(views.with_builds(found))
 

@@ -17,12 +17,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from skerry.api import wire
+from skerry.api.e2b.envd import errors
 from skerry.api.e2b.envd.bodies import Form, Part, body
 from skerry.api.e2b.envd.call import Call
 from skerry.api.e2b.envd.entries import METADATA
 from skerry.api.problems import RangeNotSatisfiable
 from skerry.api.streams import attended, hung_up
 from skerry.core.errors import InvalidRequest, NotFound, SkerryError
+from skerry.core.lifecycle import State
 from skerry.core.models import FileInfo, FileKind
 from skerry.node.contract import FileDownload
 
@@ -37,7 +39,10 @@ log = structlog.get_logger("skerry.api")
 
 
 async def health(call: Call, request: Request) -> Response:  # noqa: ARG001 - all handlers have these
-    """That there is a call at all says that the sandbox runs."""
+    """That there is a call at all says that the sandbox runs, or will. Clients whose stream broke ask here why:
+    one that is on its way to rest is not there any more."""
+    if call.sandbox.state is State.PAUSING and not call.sandbox.spec.auto_resume:
+        return errors.away(call.sandbox_id)
     return Response(None, 204)
 
 
