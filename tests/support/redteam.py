@@ -18,6 +18,7 @@ ATTACKS = (
     "component/test_egress_relay.py",
     "component/test_guestlink_hostile.py",
     "component/test_gateway_wire.py",
+    "component/test_sdk_transfer.py",
     "unit/test_egress_dns.py",
     "unit/test_egress_http.py",
     "unit/test_egress_sniff.py",

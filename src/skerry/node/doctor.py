@@ -160,7 +160,10 @@ def _jail(toolchain: Toolchain | None, image_set: ImageSet | None) -> Check:
         rehearse(image_set.jail)
     except SkerryError as error:
         return Check(
-            "jail", "fail", error.message, "run on a host or in a privileged container, with Linux 5.12 or later"
+            "jail",
+            "fail",
+            error.message,
+            "run it on Linux 5.12 or later, on a host or in a privileged container, where / is a mount",
         )
     if toolchain.version < READ_ONLY_RAM:
         remedy = "QEMU 8.2 or later opens memory images read-only, and runs as a user of its own for each sandbox"
