@@ -13,7 +13,6 @@ from skerry.core import ids
 from skerry.core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from skerry.core.models import Bindings, ProcessSpec, Sandbox, SandboxSpec, SnapshotState
 from skerry.store.tables import metadata
-from skerry.vault import RootKeys
 from support.fake_node import Fault
 from support.house import House, command, opened, until
 from support.postgres import new_database
@@ -32,8 +31,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def house(url: str) -> AsyncIterator[House]:
     async with opened(url) as made:
-        made.config = replace(made.config, root_keys=RootKeys.fresh())
-        await made.restart()
         await made.services.secrets.put(made.me, "db-prod", VALUE)
         await made.services.secrets.put(made.me, "pgpass", f"{VALUE}#file")
         yield made

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skerry.core.errors import Conflict, InvalidRequest, NotFound, OutcomeUnknown
-from skerry.core.models import Exited, Gap, Output, ProcessEnd, ProcessState, PtySize
+from skerry.core.models import Exited, Gap, Output, ProcessEnd, ProcessState, PtySize, Stream
 from skerry.guest.process import KEEP_MAX, UNREAD_MAX
 from support.guest_agent import RunningAgent, collect, own_cgroup, python3, running_agent
 from support.waiting import stands_still, until
@@ -273,6 +273,23 @@ async def test_two_readers_get_the_same(agent: RunningAgent) -> None:
     assert first.status == second.status
     third = await collect(await agent.link.attach(stream.process.process_id, stdout_offset=len(first.stdout) - 5))
     assert third.stdout == b"last\n"
+
+
+async def test_what_comes_before_an_offset_can_be_had_too(agent: RunningAgent) -> None:
+    stream = await agent.start("printf 0123456789; exec sleep 600", background=True)
+    process_id = stream.process.process_id
+    await anext(stream)
+    for offset, before, begins, seen in (
+        (4, 0, 4, b"456789"), (4, 3, 4, b"123456789"), (4, 9, 4, b"0123456789"), (99, 0, 10, None), (99, 2, 10, b"89"),
+    ):  # fmt: skip
+        reader = await agent.link.attach(process_id, stdout_offset=offset, before=before, follow=seen is None)
+        assert reader.begins == {Stream.STDOUT: begins, Stream.STDERR: 0}
+        if seen is not None:
+            event = await anext(reader)
+            assert isinstance(event, Output)
+            assert (event.offset, event.data) == (max(0, begins - before), seen)
+        await reader.aclose()
+    await agent.link.kill_process(process_id)
 
 
 # --------------------------------------------------------------------------------------------------------------- stdin

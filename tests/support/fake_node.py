@@ -353,8 +353,13 @@ class FakeProcess:
 
 
 class FakeStream:
-    def __init__(self, guest: "FakeGuest", process: FakeProcess, *, follow: bool = True) -> None:
+    def __init__(
+        self, guest: "FakeGuest", process: FakeProcess, begins: dict[Stream, int], *, before: int = 0,
+        follow: bool = True,
+    ) -> None:  # fmt: skip
         self._guest = guest
+        self.begins = begins
+        self._before = before
         self._follow = follow
         self._process = process
         self._next = 0
@@ -378,7 +383,15 @@ class FakeStream:
             self._process.changed.clear()
             await self._process.changed.wait()
         self._next += 1
-        return self._process.events[self._next - 1]
+        event = self._process.events[self._next - 1]
+        if not isinstance(event, Output) or (left := self._from(event)) == event:
+            return event
+        return left if left is not None else await self.__anext__()
+
+    def _from(self, event: Output) -> Output | None:
+        """What of it does not lie before what was asked for."""
+        skip = max(0, self.begins.get(event.stream, 0) - self._before - event.offset)
+        return replace(event, offset=event.offset + skip, data=event.data[skip:]) if skip < len(event.data) else None
 
     async def aclose(self) -> None:
         self.closed = True
@@ -507,13 +520,22 @@ class FakeGuest:
         process = FakeProcess(info)
         self.started[spec.process_id] = spec
         self.running[spec.process_id] = process
-        return FakeStream(self, process)
+        return FakeStream(self, process, {})
 
     async def attach(
-        self, process_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0, follow: bool = True
+        self,
+        process_id: str,
+        *,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        before: int = 0,
+        follow: bool = True,
     ) -> FakeStream:
         self._check()
-        return FakeStream(self, self._process(process_id), follow=follow)
+        process = self._process(process_id)
+        end = sum(len(event.data) for event in process.events if isinstance(event, Output))
+        begins = {Stream.STDOUT: min(stdout_offset, end), Stream.STDERR: 0}
+        return FakeStream(self, process, begins, before=before, follow=follow)
 
     async def processes(self) -> list[ProcessInfo]:
         self._check()

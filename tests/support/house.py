@@ -11,6 +11,7 @@ from skerry.control import ControlConfig, Outcome, Principal, Services, open_ser
 from skerry.core import ids
 from skerry.core.models import ProcessSpec, Sandbox, SandboxSpec
 from skerry.store import Project, Store, Tenant, open_store
+from skerry.vault import RootKeys
 from support.fake_node import FakeNode
 
 SPEC = SandboxSpec()
@@ -95,6 +96,7 @@ async def _opened(url: str) -> AsyncIterator[House]:
         resume_deadline_s=5,
         snapshot_deadline_s=5,
         passage_wait_s=5,
+        root_keys=RootKeys.fresh(),
     )
     made = House(url, node, clock, config, None, None, None, AsyncExitStack())  # type: ignore[arg-type]
     await made.start()

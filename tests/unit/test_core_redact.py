@@ -95,14 +95,42 @@ def test_base64_at_every_alignment_and_wrapped(
 
 @given(values, noise, noise, st.lists(st.integers(0, 2**31), max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_an_early_flush_shows_no_whole_value(secret: bytes, before: bytes, after: bytes, cuts: list[int]) -> None:
+def test_an_early_flush_shows_a_few_first_bytes_at_most(
+    secret: bytes, before: bytes, after: bytes, cuts: list[int]
+) -> None:
     stream = Redactor([secret]).stream()
     out = b""
     for piece in pieces(before + secret + after, cuts):
-        out += stream.feed(piece) + stream.flush()
+        out += stream.feed(piece) + stream.flush(early=True)
         assert stream.held == 0
     assert len(out) == len(before + secret + after)
-    assert secret not in out
+    place = (before + secret + after).find(secret)
+    assert set(out[place + 7 : place + len(secret)]) <= {0x2A}
+
+
+def test_a_value_written_byte_by_byte_is_masked_from_its_eighth_on() -> None:
+    stream = Redactor([VALUE]).stream()
+    out = b"".join(stream.feed(bytes([byte])) + stream.flush(early=True) for byte in VALUE + b" ok")
+    assert out == VALUE[:7] + b"*" * (len(VALUE) - 7) + b" ok"
+
+
+def test_what_turns_out_to_be_no_value_is_shown_again() -> None:
+    stream = Redactor([VALUE]).stream()
+    assert stream.feed(VALUE[:10]) + stream.flush(early=True) == b"*" * 10
+    assert stream.feed(b"!fine") + stream.flush() == b"!fine"
+
+
+def test_more_to_look_for_may_come_in_the_middle_of_a_value() -> None:
+    stream = Redactor([VALUE]).stream()
+    assert stream.feed(b"a " + VALUE[:10]) == b"a "
+    stream.widen(Redactor([VALUE, b"another-Xq7-value"]))
+    assert stream.feed(VALUE[10:] + b" another-Xq7-value.") == b"*" * len(VALUE) + b" " + b"*" * 17 + b"."
+
+
+def test_a_text_that_was_cut_in_a_value_does_not_end_with_its_beginning() -> None:
+    redactor = Redactor([VALUE])
+    assert redactor.text("x " + VALUE[:12].decode()) == "x " + "*" * 12
+    assert redactor.text("x " + VALUE[:7].decode()) == "x " + VALUE[:7].decode()
 
 
 def test_line_breaks_are_the_terminals_own() -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from skerry.control.live import Live
 from skerry.control.passages import Passages, paused_error
 from skerry.control.principal import Principal, Scope
+from skerry.control.redaction import clean_error
 from skerry.control.service import Context, Service
 from skerry.core import ids
 from skerry.core.errors import Conflict, Gone, GuestUnreachable, NotFound, OutcomeUnknown, SkerryError
@@ -149,7 +150,8 @@ class Access(Service):
             raise await self.explain(live, error) from error
 
     async def explain(self, live: Live, error: SkerryError) -> SkerryError:
-        """What to raise in place of `error`."""
+        """What to raise in place of `error`; no secret is in it."""
+        error = clean_error(error, live.redactor)
         if not _may_be_the_end(error):
             return error
         if live.ended is None and (live.moving or live.record.state is not State.RUNNING):

@@ -14,6 +14,7 @@ from skerry.control.idempotency import check_key, request_hashes, require_same
 from skerry.control.live import Live
 from skerry.control.origin import Origin, named_fields, origin_of
 from skerry.control.principal import Principal, Scope
+from skerry.control.redaction import clean_error
 from skerry.control.service import Context, Service
 from skerry.core import ids
 from skerry.core.errors import Conflict, InternalError, LimitExceeded, SkerryError, Unavailable
@@ -218,6 +219,7 @@ class Creation(Service):
 
     async def failed(self, live: Live, error: SkerryError, principal: Principal) -> SkerryError:
         """Write the failure down and make sure that nothing is left. Returns what to raise."""
+        error = clean_error(error, live.redactor)
         try:
             row, ended_here = await self._give_up(live.id, error, principal)
         except SkerryError:  # the database is away: the record has to wait for it, the caller does not

@@ -8,6 +8,7 @@ import structlog
 
 from skerry.audit import SYSTEM, Outcome
 from skerry.control.recorder import text
+from skerry.control.redaction import clean
 from skerry.control.service import Context, Service
 from skerry.core.errors import Conflict, SkerryError
 from skerry.core.lifecycle import FINAL, EndReason, Event
@@ -52,6 +53,9 @@ class Endings(Service):
         error: str | None,
         only_if: Callable[[Sandbox], bool] | None,
     ) -> tuple[Sandbox, bool]:
+        live = self._live.get(sandbox_id)
+        if error is not None and live is not None and live.redactor is not None:
+            error = clean(error, live.redactor)
         await self._sink.flush()
         async with self._store.write() as tx:
             row = await tx.sandboxes.get(sandbox_id, lock=True)

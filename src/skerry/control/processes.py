@@ -1,6 +1,6 @@
 """Commands and terminals in a sandbox."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from skerry.audit import Outcome
@@ -10,6 +10,7 @@ from skerry.control.delivery import Delivery
 from skerry.control.live import Live
 from skerry.control.principal import Principal, Scope
 from skerry.control.recorder import NAMES_KEPT, Recorder, clipped_argv, text
+from skerry.control.redaction import clean_process
 from skerry.control.streams import HeldProcess
 from skerry.core import ids
 from skerry.core.errors import NotFound, SkerryError
@@ -55,6 +56,7 @@ class Commands:
         for process in found:
             if process.exit is not None:
                 await self.finished(live, process.process_id, process.exit)
+        found = [clean_process(process, live.redactor) for process in found]
         for process_id in pending - {process.process_id for process in found}:
             # Ended and forgotten, or never started: the guest knows nothing of it any more.
             actor = live.commands.pop(process_id, None)
@@ -95,6 +97,8 @@ class Processes:
                 if secrets or entry.live.record.spec.secrets:
                     refuse(list(check_bindings(secrets, spec.env)))
                     spec, act.detail["secrets"] = await self._delivery.deliver(entry.live, spec, secrets)
+                if entry.live.redactor is not None:
+                    act.detail |= _said(spec, entry.live.redactor.text)
                 async with self._access.answered(entry.live):
                     stream = await entry.guest.start(spec)
             except BaseException as error:
@@ -140,8 +144,13 @@ class Processes:
         try:
             async with self._access.answered(entry.live):
                 process_id = await self._resolve(entry, ref)
+                redactor = entry.live.redactor
                 stream = await entry.guest.attach(
-                    process_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, follow=follow
+                    process_id,
+                    stdout_offset=stdout_offset,
+                    stderr_offset=stderr_offset,
+                    before=0 if redactor is None else redactor.longest,  # they may point into a secret
+                    follow=follow,
                 )
         except BaseException:
             self._access.leave(entry.live)
@@ -210,15 +219,15 @@ class Processes:
         return max(fit, key=lambda process: process.started_at_ms)
 
 
-def _said(spec: ProcessSpec) -> dict[str, Any]:
-    """What is kept of a command: what ran and where; of variables the names only."""
+def _said(spec: ProcessSpec, clean: Callable[[str], str] = str) -> dict[str, Any]:
+    """What is kept of a command: what ran and where; of variables the names only. `clean` comes before the cut."""
     said: dict[str, Any] = {"process_id": text(spec.process_id, 40)}
     if spec.argv is not None:
-        said["argv"] = clipped_argv(spec.argv)
+        said["argv"] = clipped_argv(tuple(map(clean, spec.argv)))
     if spec.shell is not None:
-        said["shell"] = text(spec.shell)
+        said["shell"] = text(clean(spec.shell))
     if spec.cwd is not None:
-        said["cwd"] = text(spec.cwd)
+        said["cwd"] = text(clean(spec.cwd))
     if spec.user is not None:
         said["user"] = text(spec.user, 80)
     if spec.env:

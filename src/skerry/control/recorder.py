@@ -8,7 +8,9 @@ from typing import Any
 
 from skerry.audit import SYSTEM, AuditEvent, AuditSink, Outcome
 from skerry.control.config import ControlConfig
+from skerry.control.live import LiveSandboxes
 from skerry.control.principal import Principal
+from skerry.control.redaction import clean
 from skerry.core import ids
 from skerry.core.errors import SkerryError, clip
 from skerry.core.models import Sandbox
@@ -49,9 +51,12 @@ class Act:
 
 
 class Recorder:
-    def __init__(self, sink: AuditSink, config: ControlConfig) -> None:
+    """No record of a sandbox holds a secret that it was given."""
+
+    def __init__(self, sink: AuditSink, config: ControlConfig, live: LiveSandboxes) -> None:
         self._sink = sink
         self._config = config
+        self._live = live
 
     def now(self) -> datetime:
         return self._config.clock()
@@ -68,7 +73,7 @@ class Recorder:
             action,
             subject,
             outcome,
-            detail,
+            self._clean(subject, detail),
         )
 
     def on(
@@ -83,8 +88,12 @@ class Recorder:
             action,
             sandbox.id,
             outcome,
-            detail,
+            self._clean(sandbox.id, detail),
         )
+
+    def _clean(self, subject: str | None, detail: dict[str, Any]) -> dict[str, Any]:
+        live = None if subject is None else self._live.get(subject)
+        return detail if live is None or live.redactor is None else clean(detail, live.redactor)
 
     async def write(self, event: AuditEvent) -> None:
         await self._sink.append(event)

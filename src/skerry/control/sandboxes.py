@@ -294,7 +294,8 @@ class Sandboxes(Service):
         refuse(check_range("limit", limit, 1, CONSOLE_MAX))
         live = await self._access.running(principal, sandbox_id, Scope.READ)
         async with self._access.answered(live):
-            return await self._nodes.get(live.record.node_id).console(sandbox_id, limit=limit)
+            found = await self._nodes.get(live.record.node_id).console(sandbox_id, limit=limit)
+        return found if live.redactor is None else live.redactor.cut(found)
 
     async def metrics(self, principal: Principal, sandbox_id: str) -> GuestMetrics:
         """CPU, memory and disk as the guest sees them. Looking does not count as activity."""

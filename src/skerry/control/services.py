@@ -77,9 +77,9 @@ async def open_services(store: Store, node: Node, config: ControlConfig | None =
     config = config or ControlConfig()
     async with AsyncExitStack() as stack:
         sink = await stack.enter_async_context(AuditLog(store))
-        recorder = Recorder(sink, config)
         nodes = Nodes([node])
         live = LiveSandboxes(config.clock, config.busy_check_s)
+        recorder = Recorder(sink, config, live)
         owned = Owned()
         stack.push_async_callback(owned.aclose, config.stop_grace_s)
         context = Context(store, sink, recorder, nodes, live, owned, config)

@@ -1,12 +1,13 @@
 """Streams out of a guest, held as activity until they end, explained if the sandbox ends first."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Generic, Protocol, Self, TypeVar
 
 from skerry.control.access import Access
 from skerry.control.live import Live
+from skerry.control.redaction import Redaction, clean_process
 from skerry.core.errors import OutcomeUnknown, SkerryError
-from skerry.core.models import Exited, FileInfo, ProcessEvent, ProcessInfo
+from skerry.core.models import Exited, FileInfo, ProcessEvent, ProcessInfo, Stream
 from skerry.node.contract import FileDownload, ProcessStream
 
 T = TypeVar("T")
@@ -71,23 +72,45 @@ class HeldProcess(Held[ProcessEvent]):
         self._process = source
         self._exited = exited
         self._complete = not follow  # what is there now may end before the process does
+        self._redaction: Redaction | None = None
+        """Made at the first event after the sandbox was given a secret: those without any pay nothing."""
 
     @property
     def process(self) -> ProcessInfo:
-        return self._process.process
+        return clean_process(self._process.process, self._live.redactor)
+
+    @property
+    def begins(self) -> Mapping[Stream, int]:
+        return self._process.begins
 
     async def __anext__(self) -> ProcessEvent:
-        try:
-            event = await super().__anext__()
-        except StopAsyncIteration:
-            if not self._complete:
-                raise OutcomeUnknown("the stream ended before the process did", sandbox_id=self._live.id) from None
-            raise
+        if self._redaction is not None:
+            event = await self._redaction.next(self._next)
+        else:
+            event = await self._next()
+            if self._live.redactor is not None:
+                self._redaction = Redaction(self._live, self._live.redactor, self._process.begins)
+                self._redaction.take(event)
+                event = await self._redaction.next(self._next)
         if isinstance(event, Exited):
             self._complete = True
             await self._exited(event)
             self._release()
         return event
+
+    async def _next(self) -> ProcessEvent:
+        """As the guest has it."""
+        try:
+            return await super().__anext__()
+        except StopAsyncIteration:
+            if not self._complete:
+                raise OutcomeUnknown("the stream ended before the process did", sandbox_id=self._live.id) from None
+            raise
+
+    async def aclose(self) -> None:
+        if self._redaction is not None:
+            await self._redaction.aclose()
+        await super().aclose()
 
 
 class HeldDownload(Held[bytes]):

@@ -5,8 +5,8 @@ are the value itself, its base64 in each of the three alignments (standard and U
 URL-escaped and its JSON-escaped forms.
 
 Where something was found does not depend on how the stream was cut, as long as nothing is flushed before its end: what
-may be the beginning of a value is held back until it is known. Whoever flushes early, so as not to delay it, may show
-such a beginning, but never a whole value: the rest of it is still masked.
+may be the beginning of a value is held back until it is known. Whoever flushes early, so as not to delay it, shows at
+most the first bytes of a value: what follows them is masked, be it a value in the end or not.
 """
 
 import base64
@@ -71,10 +71,25 @@ class Redactor:
         found, _, _ = self.look(data)
         return _masked(data, found) if found else data
 
+    def cut(self, data: bytes) -> bytes:
+        """All of it at once, where its end may not be the end of what was said: a value's beginning there goes too,
+        unless it is shorter than what is looked for."""
+        out, at = self.redact(data), self._beginning(data)
+        return out if at == len(data) else out[:at] + data[at:].translate(_MASK)
+
+    def _beginning(self, data: bytes) -> int:
+        """From where on it is the beginning of a value; its length where none is, or too short a one to tell."""
+        _, at = self._plain.find(data)
+        if len(data) - at < _HEAD:
+            at = len(data)
+        flat = data.translate(None, _BREAKS)
+        _, tail = self._wrapped.find(flat)
+        return at if len(flat) - tail < _HEAD else min(at, _from_end(data, len(flat) - tail))
+
     def text(self, text: str) -> str:
-        """A text; odd bytes may be carried in surrogate escapes."""
+        """A text that may have been cut; odd bytes may be carried in surrogate escapes."""
         raw = text.encode("utf-8", "surrogatepass" if _unpaired(text) else "surrogateescape")
-        clean = self.redact(raw)
+        clean = self.cut(raw)
         return text if clean == raw else clean.decode("utf-8", "surrogateescape")
 
     def look(self, data: bytes) -> tuple[list[tuple[int, int]], int, int]:
@@ -121,9 +136,14 @@ class RedactedStream:
         self._context, self._given = whole[keep:], end - keep
         return out
 
-    def flush(self) -> bytes:
-        """All that was held back: at the end of a stream, or because its time is up."""
-        out = self._redactor.redact(self._context)[self._given :]
+    def widen(self, redactor: Redactor) -> None:
+        """Look for these from now on. They must be what was looked for until now, and more."""
+        self._redactor = redactor
+
+    def flush(self, *, early: bool = False) -> bytes:
+        """All that was held back: at the end of a stream, or (`early`) because its time is up."""
+        look = self._redactor.cut if early else self._redactor.redact
+        out = look(self._context)[self._given :]
         self._given = len(self._context)
         return out
 

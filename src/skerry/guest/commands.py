@@ -133,14 +133,16 @@ class Commands:
         process = self._table.get(args.text(request, "process_id"))
         first = args.integer({"stdout_offset": 0, **request}, "stdout_offset")
         second = args.integer({"stderr_offset": 0, **request}, "stderr_offset")
+        before = args.integer({"before": 0, **request}, "before")
         offsets = {name: second if name == "stderr" else first for name in process.rings}
         wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         reader = Reader(process, conn.sock, offsets, wake)
         try:
             conn.bound(SEND_BUFFER)
-            reader.queue(protocol.frame(protocol.OK, protocol.dump({"process": process.describe()})))
-            reader.attach(follow=args.flag({"follow": True, **request}, "follow"))
+            begins = reader.attach(follow=args.flag({"follow": True, **request}, "follow"), before=before)
             try:
+                answer = {"process": process.describe(), "begins": begins}
+                reader.queue(protocol.frame(protocol.OK, protocol.dump(answer)))
                 _read_on(reader, wake)
             finally:
                 reader.detach()

@@ -214,14 +214,18 @@ class Reader:
         self._first = b""
         self._until: dict[str, int] | None = None
 
-    def attach(self, *, follow: bool = True) -> None:
-        """`follow` False: END after what there is now, unless the process's EXIT comes first."""
+    def attach(self, *, follow: bool = True, before: int = 0) -> dict[str, int]:
+        """`follow` False: END after what there is now, unless the process's EXIT comes first. `before`: so many bytes
+        that precede the offsets are given, too, where they are kept. Returns where the offsets are."""
         with self.process.lock:
+            begins: dict[str, int] = {}
             for name, ring in self.process.rings.items():
-                self.cursors[name] = min(self.cursors.get(name, 0), ring.end)
+                at = begins[name] = min(self.cursors.get(name, 0), ring.end)
+                self.cursors[name] = min(at, max(at - before, ring.start))
             if not follow:
                 self._until = {name: ring.end for name, ring in self.process.rings.items()}
             self.process.readers.append(self)
+        return begins
 
     def detach(self) -> None:
         process = self.process

@@ -21,6 +21,7 @@ from skerry.core.models import (
     ProcessSpec,
     PtySize,
     SandboxSpec,
+    Stream,
     WatchEvent,
 )
 
@@ -38,6 +39,12 @@ class ProcessStream(Protocol):
 
     @property
     def process(self) -> ProcessInfo: ...
+
+    @property
+    def begins(self) -> Mapping[Stream, int]:
+        """Of one that was attached to: where in each stream the offsets are that were asked for. What is told before
+        is what `before` asked for."""
+        ...
 
     async def aclose(self) -> None: ...
 
@@ -97,9 +104,16 @@ class Guest(Protocol):
         ...
 
     async def attach(
-        self, process_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0, follow: bool = True
+        self,
+        process_id: str,
+        *,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        before: int = 0,
+        follow: bool = True,
     ) -> ProcessStream:
-        """Read a process's output from these offsets (the `pty` stream counts as stdout) on, and its exit.
+        """Read a process's output from these offsets (the `pty` stream counts as stdout) on, and its exit. `before`: so
+        many bytes before the offsets are told as well, where they are kept.
 
         `follow` False: what is kept now, and the exit if there was one; then the iteration ends, without `Exited`
         where the process runs on.

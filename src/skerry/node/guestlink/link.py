@@ -151,17 +151,25 @@ class GuestLink:
         return LinkProcessStream(channel, channel.parse(parse.process_info, answer.get("process")))
 
     async def attach(
-        self, process_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0, follow: bool = True
+        self,
+        process_id: str,
+        *,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        before: int = 0,
+        follow: bool = True,
     ) -> LinkProcessStream:
         request = {
             "process_id": process_id,
             "stdout_offset": stdout_offset,
             "stderr_offset": stderr_offset,
+            "before": before,
             "follow": follow,
         }
         channel, answer = await self._open("attach", request, safe=True, keep=True)
         process = channel.parse(parse.process_info, answer.get("process"))
-        return LinkProcessStream(channel, process, follow=follow)
+        begins = channel.parse(parse.begins, answer.get("begins"))
+        return LinkProcessStream(channel, process, begins, follow=follow)
 
     async def processes(self) -> list[ProcessInfo]:
         channel = await self._connect("processes", {}, safe=True)

@@ -89,6 +89,14 @@ def flag(source: Any, name: str) -> bool:
     return value
 
 
+def begins(said: Any) -> dict[Stream, int]:
+    """Where streams begin; an agent that does not know the question says nothing."""
+    if said is None:
+        return {}
+    names = [stream for stream in Stream if _get(said, stream.value) is not None]
+    return {stream: integer(said, stream.value) for stream in names}
+
+
 def _member(kind: type[E], source: Any, name: str) -> E:
     try:
         return kind(text(source, name, 64))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Self
 
 from skerry.core.errors import InternalError
@@ -12,14 +13,18 @@ from skerry.node.guestlink.channel import Channel
 
 _STREAMS = {protocol.STDOUT: Stream.STDOUT, protocol.STDERR: Stream.STDERR, protocol.PTY: Stream.PTY}
 _OFFSET = protocol.OFFSET.size
+_NOWHERE: Mapping[Stream, int] = {}
 
 
 class LinkProcessStream:
     """`contract.ProcessStream` over one connection."""
 
-    def __init__(self, channel: Channel, process: ProcessInfo, *, follow: bool = True) -> None:
+    def __init__(
+        self, channel: Channel, process: ProcessInfo, begins: Mapping[Stream, int] = _NOWHERE, *, follow: bool = True
+    ) -> None:
         self._channel = channel
         self._process = process
+        self._begins = begins
         self._follow = follow
         self._next: dict[Stream, int] = {}
         self._over = False
@@ -27,6 +32,10 @@ class LinkProcessStream:
     @property
     def process(self) -> ProcessInfo:
         return self._process
+
+    @property
+    def begins(self) -> Mapping[Stream, int]:
+        return self._begins
 
     def __aiter__(self) -> Self:
         return self
