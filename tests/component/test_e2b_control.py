@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -13,6 +13,7 @@ import pytest
 
 from skerry.core.errors import GuestUnreachable, InternalError, OutcomeUnknown, Unavailable
 from skerry.core.lifecycle import State
+from skerry.core.models import NetworkRules
 from support.e2b_control import Control, running_control
 from support.fake_node import Fault
 
@@ -79,7 +80,11 @@ async def test_all_that_a_sandbox_can_be_given(e2b: Control) -> None:
     assert made["trafficAccessToken"] == e2b.services.tokens.traffic(made["sandboxID"])
     seen = await e2b.detail(made["sandboxID"])
     assert seen["metadata"] == {"k y": "v/1"}
-    assert seen["network"] == {"allowPublicTraffic": False, "maskRequestHost": "localhost:${PORT}"}
+    assert seen["network"] == {
+        "allowPublicTraffic": False,
+        "maskRequestHost": "localhost:${PORT}",
+        "denyOut": ["0.0.0.0/0"],
+    }
     assert seen["lifecycle"] == {"autoResume": True, "onTimeout": "pause"}
     assert seen["allowInternetAccess"] is False
     assert seen["envdAccessToken"] == made["envdAccessToken"]
@@ -96,9 +101,9 @@ async def test_all_that_a_sandbox_can_be_given(e2b: Control) -> None:
         ("mcp", {"github": {}}),
         ("iam", {"tokens": {"aws": {"audience": "a", "tokenType": "JWT-SVID"}}}),
         ("volumeMounts", [{"name": "v", "path": "/v"}]),
-        ("allow_internet_access", True),
-        ("network", {"allowOut": ["example.com"]}),
-        ("network", {"denyOut": ["10.0.0.0/8"]}),
+        ("network", {"allowOut": ["example.com"]}),  # beyond what the project allows
+        ("network", {"allowOut": ["http://x"]}),
+        ("network", {"denyOut": ["10.0.0.0/33"]}),
         ("network", {"dnsServers": ["1.1.1.1"]}),
         ("network", {"egressProxy": {"address": "p:1"}}),
         ("network", {"rules": {"a.b": []}}),
@@ -114,8 +119,7 @@ async def test_all_that_a_sandbox_can_be_given(e2b: Control) -> None:
     ],
 )
 async def test_what_is_not_supported_is_refused_by_name(e2b: Control, field: str, value: Any) -> None:
-    paths = ["/v2/sandboxes"] if field == "allow_internet_access" else ["/sandboxes", "/v2/sandboxes"]
-    for path in paths:  # clients of the first generation say true when nobody said anything
+    for path in ("/sandboxes", "/v2/sandboxes"):
         message = said(await e2b.http.post(path, json={"templateID": "base", field: value}), 400)
         assert message.startswith(field), message
     assert e2b.node.creates == 0
@@ -661,15 +665,44 @@ async def test_fork(e2b: Control) -> None:
     said(await e2b.http.post(f"/sandboxes/{made['sandboxID']}/fork", json={}), 409)
 
 
+ALL: Final = ["0.0.0.0/0"]
+
+
+@pytest.mark.parametrize(
+    ("said_here", "layer"),
+    [
+        ({}, None),
+        ({"allow_internet_access": True}, None),
+        ({"allow_internet_access": False}, ("deny", (), ())),
+        ({"network": {"denyOut": ALL}}, ("deny", (), ())),
+        ({"network": {"denyOut": ALL, "allowOut": ["a.test"]}}, ("deny", ("a.test",), ())),
+        ({"allow_internet_access": False, "network": {"allowOut": ["*.a.test"]}}, ("deny", ("*.a.test",), ())),
+        (
+            {"network": {"denyOut": ["192.0.2.0/24"], "allowOut": ["192.0.2.1"]}},
+            ("open", ("192.0.2.1",), ("192.0.2.0/24",)),
+        ),
+        ({"network": {"denyOut": ["192.0.2.0/24"], "allowOut": ALL}}, None),
+    ],
+)
+async def test_the_way_out_is_a_layer_within_the_projects(e2b: Control, said_here: Any, layer: Any) -> None:
+    await e2b.services.egress.set(e2b.me, NetworkRules("open"))
+    made = await e2b.create(**said_here)
+    found = [(own.origin, own.mode, own.allow, own.deny) for own in e2b.node.vms[made["sandboxID"]].spec.egress]
+    assert found == [("project", "open", (), ()), *([("sandbox", *layer)] if layer else [])]
+
+
 async def test_network_update(e2b: Control) -> None:
     made = await e2b.sandbox()
     path = f"/sandboxes/{made}/network"
-    for holds in ({}, {"denyOut": ["0.0.0.0/0"]}, {"allow_internet_access": False}, {"allowOut": [], "rules": {}}):
-        assert (await e2b.http.put(path, json=holds)).status_code == 204
+    for narrows in ({"denyOut": ["10.0.0.0/8"]}, {"denyOut": ALL}, {"allow_internet_access": False}):
+        assert (await e2b.http.put(path, json=narrows)).status_code == 204
+        assert [layer.origin for layer in e2b.node.vms[made].spec.egress] == ["project", "sandbox"]
+    assert (await e2b.detail(made))["allowInternetAccess"] is False
+    for clears in ({"allowOut": [], "rules": {}}, {}, {"allow_internet_access": True}):
+        assert (await e2b.http.put(path, json=clears)).status_code == 204
+    assert (await e2b.detail(made))["allowInternetAccess"] is True
     for opens in (
         {"allowOut": ["example.com"]},
-        {"denyOut": ["10.0.0.0/8"]},
-        {"allow_internet_access": True},
         {"egressProxy": {"address": "a:1"}},
         {"dnsServers": ["1.1.1.1"]},
         {"rules": {"a.b": [{}]}},

@@ -70,12 +70,20 @@ class World:
     """What reached any server."""
     relay: Relay | None = None
 
-    def start(self, *, allow: Sequence[object] = (LOOPBACK,), proxy: Proxy | None = None, **limits: float) -> None:
+    def start(
+        self,
+        *,
+        allow: Sequence[object] = (LOOPBACK,),
+        private: Sequence[str] = (),
+        proxy: Proxy | None = None,
+        **limits: float,
+    ) -> None:
         async def resolve(name: str) -> Sequence[Address]:
             self.resolved.append(name)
             return self.addresses.get(name, [ip_address("127.0.0.1")])
 
-        upstream = Upstream(allow=allow, proxy=proxy, resolve=resolve)  # type: ignore[arg-type]
+        opened = parse_rules("private", private)
+        upstream = Upstream(allow=allow, private=opened, proxy=proxy, resolve=resolve)  # type: ignore[arg-type]
         self.relay = Relay(lambda: self.policy, self.table, upstream, self.records.append, Limits(**limits))  # type: ignore[arg-type]
 
     def allow(self, *rules: str, mode: Mode = Mode.DENY, deny: Sequence[str] = ()) -> None:
@@ -290,11 +298,25 @@ async def test_open_is_for_public_addresses(world: World) -> None:
     assert not world.records[0].verdict.allowed
 
 
-async def test_a_listed_address_may_be_private(world: World) -> None:
+async def test_what_a_rule_names_itself_may_be_private_where_the_operator_has_opened_it(world: World) -> None:
     port = await world.serve()
-    world.allow(f"127.0.0.0/8:{port}")
-    world.start(allow=())
+    world.allow(f"127.0.0.0/8:{port}", f"db.test:80 -> localhost:{port}")
+    world.start(allow=(), private=(f"127.0.0.0/8:{port}", f"localhost:{port}"))
     assert (await world.say("127.0.0.1", port, b"x")).endswith(b"ok")
+    assert (await world.say("db.test", 80, get("db.test"))).endswith(b"ok")
+
+
+@pytest.mark.parametrize("private", [(), ("127.0.0.1:1",), ("10.0.0.0/8",), ("other.test:*",)])
+async def test_what_the_operator_has_not_opened_is_refused_although_a_rule_names_it(
+    world: World, private: tuple[str, ...]
+) -> None:
+    port = await world.serve()
+    world.allow(f"127.0.0.0/8:{port}", f"db.test:80 -> 127.0.0.1:{port}")
+    world.start(allow=(), private=private)
+    assert await world.say("127.0.0.1", port, b"x") == b""
+    assert (await world.say("db.test", 80, get("db.test"))).startswith(b"HTTP/1.1 403")
+    assert "egress_private_allow" in world.records[-1].verdict.rule
+    assert not world.heard
 
 
 async def test_a_denied_network_is_denied_behind_a_name_too(world: World) -> None:

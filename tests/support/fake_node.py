@@ -22,11 +22,13 @@ from skerry.core.errors import (
 )
 from skerry.core.lifecycle import EndReason
 from skerry.core.models import (
+    EgressLayer,
     Exited,
     ExitStatus,
     FileInfo,
     FileKind,
     GuestMetrics,
+    NetworkEvent,
     Output,
     ProcessEnd,
     ProcessEvent,
@@ -67,6 +69,7 @@ class Faults:
     """A kill comes just before the node has begun a create, pause or resume: it finds nothing, and the VM or its image
     is there after it."""
     guest: SkerryError | None = None
+    egress: SkerryError | None = None
     pause: "Fault | None" = None
     resume: "Fault | None" = None
     snapshot: "Fault | None" = None
@@ -116,6 +119,9 @@ class FakeNode:
         self._passing: set[str] = set()
         self._creating: dict[str, asyncio.Task[object] | None] = {}
         self._listeners: set[asyncio.Queue[Ended | None]] = set()
+        self._traffic: set[asyncio.Queue[NetworkEvent]] = set()
+        self.connections = 0
+        """So many a change of a policy cuts."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -282,6 +288,33 @@ class FakeNode:
 
     async def collect_images(self) -> Sequence[str]:
         return ["imold"]
+
+    async def set_egress(self, sandbox_id: str, layers: Sequence[EgressLayer]) -> int:
+        if self.faults.egress is not None:
+            raise self.faults.egress
+        at_rest = self.images_at_rest.get(sandbox_id)
+        guest = at_rest.guest if at_rest is not None else self.vms[self._there(sandbox_id)]
+        changed = guest.spec.egress != tuple(layers)
+        guest.spec = replace(guest.spec, egress=tuple(layers))
+        return self.connections if changed else 0
+
+    @asynccontextmanager
+    async def network_events(self) -> AsyncIterator[AsyncIterator[NetworkEvent]]:
+        queue: asyncio.Queue[NetworkEvent] = asyncio.Queue()
+        self._traffic.add(queue)
+
+        async def events() -> AsyncIterator[NetworkEvent]:
+            while True:
+                yield await queue.get()
+
+        try:
+            yield events()
+        finally:
+            self._traffic.discard(queue)
+
+    def tell_traffic(self, event: NetworkEvent) -> None:
+        for queue in self._traffic:
+            queue.put_nowait(event)
 
     def new_guest(self, sandbox_id: str, spec: SandboxSpec) -> "FakeGuest":
         return FakeGuest(self, sandbox_id, spec)

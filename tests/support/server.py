@@ -59,6 +59,7 @@ class Server:
     def environment(self) -> dict[str, str]:
         return {
             **os.environ,
+            "SKERRY_EGRESS_DISCOVER": "false",  # asking package managers takes seconds
             "SKERRY_DATA_DIR": str(self.data_dir),
             "SKERRY_PORT": str(self.port),
             "SKERRY_CLIENT_FILE": str(self.client_file),

@@ -24,7 +24,7 @@ def commands(group: Any, prefix: str = "skerry") -> dict[str, Any]:
 
 
 def test_every_command_is_documented_and_every_documented_one_exists() -> None:
-    subcommands = "create|ls|revoke|rm|verify|collect|set|rotate|erase"
+    subcommands = "create|ls|revoke|rm|verify|collect|set|rotate|erase|show|reset|narrow"
     documented = {
         m.split(" SANDBOX")[0] for m in re.findall(rf"^\| `(skerry [a-z0-9-]+(?: (?:{subcommands}))?)", CLI, re.M)
     }

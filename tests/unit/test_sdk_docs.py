@@ -8,7 +8,7 @@ import pytest
 
 import skerry
 from skerry import sdk
-from skerry.sdk import blocking, client, commands, files, process, pty, sandbox
+from skerry.sdk import blocking, client, commands, files, network, process, pty, sandbox
 
 SDK = (Path(__file__).resolve().parents[2] / "docs/reference/sdk.md").read_text()
 TWINS = [
@@ -18,6 +18,8 @@ TWINS = [
     (blocking.Files, files.AsyncFiles),
     (blocking.Pty, pty.AsyncPty),
     (blocking.Keys, client.AsyncKeys),
+    (blocking.Egress, client.AsyncEgress),
+    (blocking.Network, network.AsyncNetwork),
     (blocking.Client, client.AsyncClient),
 ]
 RENAMED = {"aclose": "close"}

@@ -51,6 +51,7 @@ PATH_PARAMETERS: Final = {
     "key_id": "A key's id",
     "snapshot": "A snapshot's id or name",
     "secret": "A secret's name",
+    "template": "A template's name",
 }
 
 

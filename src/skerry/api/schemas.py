@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from skerry.api.schemas_env import Env, Value
 from skerry.core import limits
+from skerry.core.policy import RULES_MAX
 
 OUTPUT_BYTES_DEFAULT = 16 * 1024 * 1024
 OUTPUT_BYTES_MAX = 64 * 1024 * 1024
@@ -45,6 +46,27 @@ Signal = Annotated[str, Field(min_length=1, max_length=20, description='A name o
 
 # --------------------------------------------------------------------------------------------------------- sandboxes
 
+Rules = Annotated[
+    list[str],
+    Field(max_length=RULES_MAX, description="NAME[:PORTS], *.NAME[:PORTS] or ADDRESS[/LENGTH][:PORTS]"),
+]
+
+
+class PutNetwork(Strict):
+    """Of a template or a sandbox: can only narrow what is allowed around it."""
+
+    mode: Literal["allow", "open"] | None = Field(
+        default=None, description="open: whatever is allowed around it; by default allow where `allow` is given"
+    )
+    allow: Rules | None = Field(default=None, description="These alone; [] is nothing")
+    deny: Rules = Field(default_factory=list)
+
+
+class NetworkView(View):
+    mode: Literal["allow", "open"]
+    allow: list[str]
+    deny: list[str]
+
 
 class CreateSandbox(Strict):
     template: str = Field(default="base", description="A template's name, or a snapshot's id or name")
@@ -66,6 +88,7 @@ class CreateSandbox(Strict):
     mask_request_host: str | None = Field(
         default=None, description="What its servers see as Host; ${PORT} stands for the port"
     )
+    network: PutNetwork | None = Field(default=None, description="What may leave it; null: whatever its project allows")
     env: Env = Field(default_factory=dict[str, Value])
     metadata: dict[str, str] = Field(default_factory=dict)
 
@@ -116,6 +139,7 @@ class SandboxView(View):
     auto_resume: bool
     public_ports: bool
     mask_request_host: str | None
+    network: NetworkView | None
     paused_at: str | None
     snapshot_id: str | None
     start_kind: str | None

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from skerry.control import ApiKey, ImageInfo, PoolStatus
+from skerry.control import ApiKey, EgressPolicy, ImageInfo, PoolStatus, ProjectEgress, SandboxNetwork, Spread
 from skerry.core.audit import AuditEvent
 from skerry.core.models import (
     Exited,
@@ -19,6 +19,7 @@ from skerry.core.models import (
     FileInfo,
     Gap,
     GuestMetrics,
+    NetworkRules,
     Output,
     ProcessEvent,
     ProcessInfo,
@@ -28,6 +29,7 @@ from skerry.core.models import (
     Stream,
     WatchEvent,
 )
+from skerry.core.network import DEFAULT
 
 _encoder = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
@@ -77,6 +79,7 @@ def sandbox(box: Sandbox) -> dict[str, Any]:
         "auto_resume": spec.auto_resume,
         "public_ports": spec.public_ports,
         "mask_request_host": spec.mask_request_host,
+        "network": network(spec.network),
         "paused_at": timestamp(box.paused_at),
         "snapshot_id": box.snapshot_id,
         "start_kind": box.start_kind,
@@ -102,6 +105,40 @@ def snapshot(found: Snapshot) -> dict[str, Any]:
         "node_id": found.node_id,
         "holds_secrets": found.holds_secrets,
     }
+
+
+def network(rules: NetworkRules | None) -> dict[str, Any] | None:
+    return None if rules is None else {"mode": rules.mode, "allow": list(rules.allow), "deny": list(rules.deny)}
+
+
+def egress_policy(policy: EgressPolicy | None) -> dict[str, Any]:
+    """None: the default, which nobody has set."""
+    if policy is None:
+        return {"template": None, **(network(DEFAULT) or {}), "updated_at": None}
+    rules = network(policy.rules) or {}
+    return {"template": policy.template, **rules, "updated_at": timestamp(policy.updated_at)}
+
+
+def spread(done: Spread) -> dict[str, Any]:
+    return {"connections_cut": done.cut, "pending": done.pending}
+
+
+def egress(found: ProjectEgress) -> dict[str, Any]:
+    return {
+        "project_id": found.project_id,
+        "policy": egress_policy(found.own),
+        "templates": [egress_policy(policy) for policy in found.templates],
+        "curated": [asdict(rule) for rule in found.curated],
+        "notes": list(found.notes),
+    }
+
+
+def network_in_force(found: SandboxNetwork) -> dict[str, Any]:
+    layers = [
+        {"origin": layer.origin, "mode": layer.mode, "allow": list(layer.allow), "deny": list(layer.deny)}
+        for layer in found.layers
+    ]
+    return {"network": network(found.own), "layers": layers}
 
 
 def secret(found: Secret) -> dict[str, Any]:

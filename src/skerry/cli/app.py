@@ -11,7 +11,21 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import skerry
-from skerry.cli import copy, doctor, domain, execute, keys, memory, port, sandboxes, secrets, serving, shell, vault
+from skerry.cli import (
+    copy,
+    doctor,
+    domain,
+    egress,
+    execute,
+    keys,
+    memory,
+    port,
+    sandboxes,
+    secrets,
+    serving,
+    shell,
+    vault,
+)
 from skerry.cli.output import (
     BROKEN_PIPE,
     ERROR,
@@ -54,6 +68,7 @@ app.command("pool")(guarded(memory.pool))
 app.add_typer(memory.images_app, name="images")
 app.add_typer(keys.app, name="key")
 app.add_typer(secrets.app, name="secret")
+app.add_typer(egress.app, name="egress")
 app.add_typer(vault.keys_app, name="keys")
 app.add_typer(vault.tenants_app, name="tenants")
 app.command("domain")(guarded(domain.domain))

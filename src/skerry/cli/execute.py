@@ -21,16 +21,20 @@ import typer
 from skerry.cli.environment import Env, SecretEnv, SecretFile, environment, pairs
 from skerry.cli.output import DEADLINE, JsonOption, note, write_bytes, write_json
 from skerry.cli.sandboxes import (
+    Allow,
     AutoPause,
     AutoPauseDiskOnly,
     AutoResume,
     Cpu,
+    Deny,
     Disk,
     Id,
     Memory,
     Metadata,
+    NoNetwork,
     Template,
     create_options,
+    network_options,
 )
 from skerry.core.errors import InvalidRequest, OutcomeUnknown, SkerryError, Unavailable
 from skerry.core.limits import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN
@@ -70,6 +74,9 @@ def run(
     auto_pause: AutoPause = False,
     auto_pause_disk_only: AutoPauseDiskOnly = False,
     auto_resume: AutoResume = False,
+    allow: Allow = None,
+    deny: Deny = None,
+    no_network: NoNetwork = False,
     env: Env = None,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
@@ -92,6 +99,7 @@ def run(
         auto_pause=auto_pause,
         auto_pause_disk_only=auto_pause_disk_only,
         auto_resume=auto_resume,
+        network=network_options(allow, deny, nothing=no_network),
     )
     options["timeout"] = lifetime if lifetime is not None else _lifetime(timeout)
     with fresh(template, options, keep=keep) as sandbox:

@@ -24,6 +24,7 @@ from skerry.cli.output import (
 from skerry.core.errors import Gone, InvalidRequest, NotFound, SkerryError
 from skerry.sdk import Client, Sandbox, SecretRef
 from skerry.sdk.models import SandboxInfo
+from skerry.sdk.network import Network, NetworkOptions
 from skerry.sdk.sandbox import CreateOptions
 
 FOLLOW_S = 1.0
@@ -39,7 +40,26 @@ Cpu = Annotated[int | None, typer.Option("--cpu", help="CPUs, 1 to 8.")]
 Memory = Annotated[int | None, typer.Option("--memory", help="Memory, MB.")]
 Disk = Annotated[int | None, typer.Option("--disk", help="Disk, MB.")]
 Metadata = Annotated[list[str] | None, typer.Option("--metadata", "-m", help="K=V. Repeatable.")]
+Allow = Annotated[
+    list[str] | None, typer.Option("--allow", help="It may reach this alone, within its project's policy. Repeatable.")
+]
+Deny = Annotated[list[str] | None, typer.Option("--deny", help="It may not reach this. Repeatable.")]
+NoNetwork = Annotated[bool, typer.Option("--no-network", help="It may reach nothing.")]
 Id = Annotated[str, typer.Argument(metavar="SANDBOX", help="A sandbox's id.")]
+
+
+def network_options(allow: list[str] | None, deny: list[str] | None, *, nothing: bool) -> Network | None:
+    """What was said of the network; None where nothing was."""
+    if nothing:
+        if allow or deny:
+            raise InvalidRequest.of("--no-network", "cannot be given with --allow or --deny")
+        return False
+    if not allow and not deny:
+        return None
+    network: NetworkOptions = {"deny": deny or []}
+    if allow:
+        network["allow"] = allow
+    return network
 
 
 def create_options(
@@ -54,6 +74,7 @@ def create_options(
     auto_resume: bool = False,
     private_ports: bool = False,
     mask_host: str | None = None,
+    network: Network | None = None,
 ) -> CreateOptions:
     """What was given, and nothing else: the rest is the server's default."""
     options: CreateOptions = {}
@@ -77,6 +98,8 @@ def create_options(
         options["public_ports"] = False
     if mask_host is not None:
         options["mask_request_host"] = mask_host
+    if network is not None:
+        options["network"] = network
     return options
 
 
@@ -98,6 +121,9 @@ def create(
     mask_host: Annotated[
         str | None, typer.Option("--mask-host", help="What its servers see as Host; ${PORT} stands for the port.")
     ] = None,
+    allow: Allow = None,
+    deny: Deny = None,
+    no_network: NoNetwork = False,
     env: Env = None,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
@@ -116,6 +142,7 @@ def create(
         auto_resume=auto_resume,
         private_ports=private_ports,
         mask_host=mask_host,
+        network=network_options(allow, deny, nothing=no_network),
     )
     if timeout is not None:
         options["timeout"] = timeout

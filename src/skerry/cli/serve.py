@@ -33,8 +33,10 @@ from skerry.api.ports.app import PortsApp
 from skerry.api.protocol import HttpProtocol
 from skerry.api.server import BACKLOG, server_config
 from skerry.cli import client_file, logs
+from skerry.cli.curated import curated_list, refreshed
 from skerry.cli.settings import Settings
 from skerry.control import ControlConfig, Services, open_services
+from skerry.control.config import Curated
 from skerry.control.tokens import KEY_BYTES
 from skerry.control.vault import root_keys
 from skerry.core import ids
@@ -97,7 +99,12 @@ async def _serve(settings: Settings) -> None:
         secure = secure_socket(stack, settings)
         store = await stack.enter_async_context(database(settings))
         roots, made = await root_keys(store, settings.root_key_path)
-        node = await stack.enter_async_context(_machine(settings))
+        asked = asyncio.create_task(curated_list(settings), name="curated list")
+        try:
+            node = await stack.enter_async_context(_machine(settings))
+            curated = await asked
+        finally:
+            asked.cancel()
         plain_port = listening.getsockname()[1]
         config = ControlConfig(
             max_sandboxes=settings.max_sandboxes,
@@ -106,8 +113,10 @@ async def _serve(settings: Settings) -> None:
             token_key=token_key(settings.token_key_path),
             root_keys=roots,
             port_url=settings.port_url(plain_port),
+            curated=Curated(curated.rules(), tuple(curated.found.notes)),
         )
         services = await stack.enter_async_context(open_services(store, node, config))
+        await stack.enter_async_context(refreshed(curated, services))
         said = await introduce(services, settings.client_path, url)
         if made:
             said += f"; the root key was made in {settings.root_key_path}: keep a copy of it elsewhere"
@@ -158,6 +167,10 @@ async def _machine(settings: Settings) -> AsyncIterator[Node]:
         disk_operations_per_s=settings.disk_operations_per_s,
         boots_at_once=settings.boots_at_once,
         boot_deadline_s=settings.boot_deadline_s,
+        egress_upstream_allow=settings.egress_upstream_allow,
+        egress_private_allow=settings.egress_private_allow,
+        egress_allow=settings.egress_allow,
+        egress_proxy=settings.egress_proxy,
     )
     async with await build_engine(config) as engine:
         yield engine

@@ -7,11 +7,12 @@ Flags win over the environment (`SKERRY_…`), the environment over the file (`/
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -19,6 +20,7 @@ from pydantic_settings import (
 )
 
 from skerry.core.errors import InvalidRequest, Problem
+from skerry.egress.upstream import upstream_of
 
 CONFIG_FILE = Path("/etc/skerry/skerry.toml")
 DATA_DIR = Path("/var/lib/skerry")
@@ -27,6 +29,14 @@ DOMAIN = r"^([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0
 DOMAIN_MAX = 200
 ROOT_KEY_FILE = Path("/etc/skerry/root-key")
 SYSTEM_CLIENT_FILE = Path("/run/skerry/client.json")
+
+
+def _split(value: Any) -> Any:
+    """A list in one text: a variable's or an option's."""
+    return tuple(part.strip() for part in value.split(";") if part.strip()) if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
@@ -113,6 +123,30 @@ class Settings(BaseSettings):
     boot_deadline_s: float = Field(
         60.0, gt=0, le=3600, description="How long a VM may take to come up on an idle machine"
     )
+    egress_discover: bool = Field(
+        default=True,
+        description="The curated list of what sandboxes may reach has what this machine's package managers use",
+    )
+    egress_allow: Texts | None = Field(
+        None,
+        description="Rules that the curated list has as well (NAME[:PORTS], *.NAME, ADDRESS[/LENGTH], and tunnels "
+        "NAME:PORT -> HOST:PORT), separated by semicolons",
+    )
+    egress_upstream_allow: Texts | None = Field(
+        None,
+        description="Networks that are not public, in which names that are allowed may lie all the same; separated by "
+        "semicolons",
+    )
+    egress_private_allow: Texts | None = Field(
+        None,
+        description="What is not public and may be reached where a project's rule names it itself, by a tunnel or an "
+        "address: NAME:PORTS or ADDRESS[/LENGTH][:PORTS], separated by semicolons",
+    )
+    egress_proxy: str | None = Field(
+        None,
+        description="http://[USER:PASSWORD@]HOST[:PORT]: a proxy that is asked to CONNECT to what is not private",
+        repr=False,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged")
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="auto: console on a terminal, else one JSON object a line"
@@ -152,6 +186,19 @@ class Settings(BaseSettings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
         return self
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        try:
+            upstream_of(*self.egress_lists, self.egress_proxy)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def egress_lists(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Upstream, private, and rules."""
+        return self.egress_upstream_allow or (), self.egress_private_allow or (), self.egress_allow or ()
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
@@ -211,7 +258,7 @@ def load_settings(**flags: Any) -> Settings:
             Problem(
                 ".".join(str(part) for part in detail["loc"]) or "settings",
                 _message(detail["type"], detail["msg"]),
-                None if detail["loc"][:1] == ("database_url",) else detail["input"],
+                None if detail["loc"][:1] in {("database_url",), ()} else detail["input"],
             )
             for detail in error.errors(include_url=False)
         ]

@@ -7,6 +7,7 @@ async with open_store(url) as store, node, open_services(store, node, ControlCon
 
 from skerry.audit import AuditEvent, Outcome
 from skerry.control.config import ControlConfig
+from skerry.control.egress import ProjectEgress, SandboxNetwork, Spread
 from skerry.control.files import Files
 from skerry.control.keys import SECRET_PATTERN
 from skerry.control.ports import PortConnection
@@ -17,7 +18,7 @@ from skerry.control.streams import Held
 from skerry.control.templates import Template
 from skerry.control.watching import HeldWatch
 from skerry.node.contract import ImageInfo, PoolStatus
-from skerry.store import ApiKey, Page
+from skerry.store import ApiKey, EgressPolicy, Page
 
 __all__ = [
     "ALL_SCOPES",
@@ -25,6 +26,7 @@ __all__ = [
     "ApiKey",
     "AuditEvent",
     "ControlConfig",
+    "EgressPolicy",
     "Files",
     "Held",
     "HeldWatch",
@@ -34,9 +36,12 @@ __all__ = [
     "PoolStatus",
     "PortConnection",
     "Principal",
+    "ProjectEgress",
+    "SandboxNetwork",
     "Scope",
     "ServerInfo",
     "Services",
+    "Spread",
     "Template",
     "open_services",
 ]

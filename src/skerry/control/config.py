@@ -4,11 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from skerry.core.models import CuratedRule
 from skerry.vault import RootKeys
 
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+@dataclass(slots=True)
+class Curated:
+    """What projects allow as long as they have not said otherwise. Changes when more is found out."""
+
+    rules: tuple[CuratedRule, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be found out, one line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class ControlConfig:
     """At least 32 random bytes that the sandboxes' tokens are made of. None: new ones, good until this server ends."""
     root_keys: RootKeys | None = field(default=None, repr=False)
     """What the tenants' keys are wrapped with. None: a new one, good until this server ends."""
+    curated: Curated = field(default_factory=Curated)
     port_url: str = "http://{port}-{id}.localhost"
     """How a sandbox's ports are reached by name."""
     clock: Callable[[], datetime] = utc_now

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from skerry.control.checks import check_spec
 from skerry.control.delivery import Delivery
+from skerry.control.egress import around, layers_of
 from skerry.control.endings import Endings
 from skerry.control.idempotency import check_key, request_hashes, require_same
 from skerry.control.live import Live
@@ -21,6 +22,7 @@ from skerry.core.errors import Conflict, InternalError, LimitExceeded, SkerryErr
 from skerry.core.lifecycle import EndReason, Event, State, gone
 from skerry.core.limits import refuse
 from skerry.core.models import Sandbox, SandboxSpec
+from skerry.core.network import INNER_MODES, check_within, checked
 from skerry.store import Remembered, Tenant, Tx
 
 POLL_S: Final = 0.25
@@ -76,6 +78,8 @@ class Creation(Service):
             async with self._store.read() as tx:
                 tenant = await tx.tenants.get(principal.tenant_id)
             refuse(list(check_spec(spec, tenant.max_lifetime_ms)))
+            if spec.network is not None:
+                spec = replace(spec, network=checked(spec.network, INNER_MODES, "network."))
         key_hash, body_hash = request_hashes(principal.tenant_id, asdict(spec), idempotency_key)
         request = _Request(principal, spec, ids.new_id(ids.SANDBOX), key_hash, body_hash, named_fields(spec, given))
         task = self._owned.spawn(self._run(request), f"create {request.sandbox_id}")
@@ -120,6 +124,7 @@ class Creation(Service):
             await self._delivery.check(tx, principal.project_id, origin.spec.secrets)
             if origin.holds_secrets:
                 principal.require(Scope.SECRETS_USE)
+            origin = await self._walled(tx, principal, origin)
             sandbox = new_record(request.sandbox_id, principal, origin, now)
             await tx.sandboxes.add(sandbox)
             if origin.snapshot_id is not None:
@@ -132,6 +137,14 @@ class Creation(Service):
                 tx.audit, self._recorder.by(principal, "sandbox.requested", sandbox.id, **said(origin))
             )
         return self._live.add(sandbox), origin
+
+    async def _walled(self, tx: Tx, principal: Principal, origin: Origin) -> Origin:
+        """With what may leave it. Raises InvalidRequest `beyond_policy`."""
+        spec = origin.spec
+        if spec.network is not None:
+            check_within(spec.network, await around(tx, self._config, principal.project_id, spec.template), "network.")
+        egress = await layers_of(tx, self._config, principal.project_id, spec)
+        return replace(origin, spec=replace(spec, egress=egress))
 
     async def check_limit(self, tx: Tx, tenant: Tenant, wanted: int = 1) -> None:
         """Raises LimitExceeded `sandbox_limit` where so many more are too many. Paused ones count."""
@@ -262,7 +275,7 @@ def new_record(sandbox_id: str, principal: Principal, origin: Origin, now: datet
         id=sandbox_id,
         tenant_id=principal.tenant_id,
         project_id=principal.project_id,
-        spec=replace(origin.spec, env={}),
+        spec=replace(origin.spec, env={}, egress=()),
         state=State.CREATING,
         node_id=origin.node_id,
         created_at=now,
@@ -291,6 +304,7 @@ def said(origin: Origin) -> dict[str, Any]:
         "auto_pause_memory": spec.auto_pause_memory,
         "auto_resume": spec.auto_resume,
         "public_ports": spec.public_ports,
+        "network": None if spec.network is None else asdict(spec.network),
         "env_names": sorted(spec.env)[:64],
         **({"secrets": {**spec.secrets.env, **spec.secrets.files}} if spec.secrets else {}),
     }

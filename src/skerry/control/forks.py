@@ -10,6 +10,7 @@ from skerry.control.access import Access
 from skerry.control.checks import check_env, check_metadata, check_timeout
 from skerry.control.creation import POLL_S, Creation, new_record, said
 from skerry.control.delivery import Delivery
+from skerry.control.egress import layers_of
 from skerry.control.endings import Endings
 from skerry.control.idempotency import check_key, request_hashes, require_same
 from skerry.control.live import Live
@@ -147,7 +148,7 @@ class Forks(Service):
                 earlier = await self._earlier(principal, asked.key_hash, asked.body_hash)
                 if earlier is not None:  # forked while this one waited for its turn
                     return earlier
-                lives = await self._insert(principal, original, asked)
+                lives, asked = await self._insert(principal, original, asked)
             try:
                 found = await self._tried(original, asked)
                 await self._inherit(original, lives)
@@ -167,10 +168,11 @@ class Forks(Service):
             async with self._store.write() as tx:
                 await tx.idempotency.release(asked.id)
 
-    async def _insert(self, principal: Principal, original: Live, asked: "_Asked") -> list[Live]:
+    async def _insert(self, principal: Principal, original: Live, asked: "_Asked") -> tuple[list[Live], "_Asked"]:
         record = original.record
         if record.state is not State.RUNNING:
             raise busy_error(original)
+        asked = replace(asked, spec=replace(asked.spec, network=record.spec.network))  # as it is by now
         copies = asked.copies
         origin = Origin(asked.spec, record.node_id, self._nodes.get(record.node_id), record.snapshot_id)
         await self._sink.flush()
@@ -201,7 +203,8 @@ class Forks(Service):
                     raise Conflict("the same request is under way", code="sandbox_state", retry="safe", retry_after=1)
             event = self._recorder.by(principal, "sandbox.forked", original.id, copies=list(copies))
             await self._sink.append_in(tx.audit, event)
-        return [self._live.add(row) for row in rows]
+            egress = await layers_of(tx, self._config, record.project_id, asked.spec)
+        return [self._live.add(row) for row in rows], replace(asked, spec=replace(asked.spec, egress=egress))
 
     async def _inherit(self, original: Live, copies: Sequence[Live]) -> None:
         """Take what the original was given out of what its copies say: what it was given while they were made, too."""

@@ -31,6 +31,8 @@ class Live:
     """Held while the record is changed, in the database and here."""
     passage: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from the begin to the end of a pause, a resume, a snapshot or a fork. A kill never waits for it."""
+    egress: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while what may leave it is brought to its node."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared while it goes to rest or comes back from it: nobody gets in meanwhile."""
     not_before: datetime | None = None

@@ -15,6 +15,8 @@ class Scope(StrEnum):
     SECRETS_READ = "secrets:read"  # their names and versions
     SECRETS_WRITE = "secrets:write"  # put and delete them
     SECRETS_USE = "secrets:use"  # bind them to sandboxes and commands
+    EGRESS_READ = "egress:read"  # the project's policies
+    EGRESS_WRITE = "egress:write"  # set them: what may leave any sandbox of the project
     KEYS = "keys:write"  # make, list and revoke keys
     ADMIN = "admin"  # everything of the tenant
 

@@ -15,6 +15,7 @@ from skerry.control.access import Access
 from skerry.control.config import ControlConfig
 from skerry.control.creation import Creation
 from skerry.control.delivery import Delivery
+from skerry.control.egress import Egress
 from skerry.control.endings import Endings
 from skerry.control.files import Files
 from skerry.control.forks import Forks
@@ -66,6 +67,7 @@ class Services:
     templates: Templates
     secrets: Secrets
     vault: Vault
+    egress: Egress
 
 
 @asynccontextmanager
@@ -113,6 +115,7 @@ async def open_services(store: Store, node: Node, config: ControlConfig | None =
             templates=Templates(store, nodes, config),
             secrets=Secrets(context, vault),
             vault=vault,
+            egress=Egress(context, access),
         )
         loops = Owned()
         stack.push_async_callback(loops.aclose, 0)
@@ -125,6 +128,7 @@ async def open_services(store: Store, node: Node, config: ControlConfig | None =
                 raise Unavailable("the node does not tell its news", code="node_unreachable", node_id=node_id) from None
         await reconcile.at_start()
         await snapshots.at_start()
+        await services.egress.at_start()
         loops.spawn(timers.run(), "timers")
         loops.spawn(services.sampler.run(), "sampler")
         stack.push_async_callback(_note_uses, keys)

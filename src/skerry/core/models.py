@@ -53,10 +53,33 @@ class SandboxSpec:
     """What its servers see as `Host`; `${PORT}` stands for the port. None: what the client said."""
     env: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
+    network: "NetworkRules | None" = None
+    """Its own say about what may leave it: `allow` or `open`. None: whatever its project allows."""
     egress: tuple["EgressLayer", ...] = ()
-    """What may leave it, from the outermost layer on; without any, nothing."""
+    """What may leave it, from the outermost layer on; without any, nothing. The services fill it in."""
     secrets: Bindings = field(default_factory=Bindings)
     """For each of its commands; a command's own win over them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRules:
+    """What a project, a template or a sandbox says about what may leave: rules as texts, in `policy`'s grammar."""
+
+    mode: str
+    """"deny", "allow" or "open": see `network`."""
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CuratedRule:
+    """A rule of the list that projects have by default, and where it comes from."""
+
+    rule: str
+    tool: str
+    """The program that needs it, such as "pip"; "settings" for what an operator has added."""
+    source: str
+    """Where it was read, for people."""
 
 
 @dataclass(frozen=True, slots=True)

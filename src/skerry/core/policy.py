@@ -69,6 +69,18 @@ class Rule:
     def covers_port(self, port: int) -> bool:
         return any(low <= port <= high for low, high in self.ports)
 
+    def overlaps(self, other: "Rule") -> bool:
+        """Whether there is anything that both cover."""
+        if not any(low <= end and start <= high for low, high in self.ports for start, end in other.ports):
+            return False
+        if self.network is not None and other.network is not None:
+            return self.network.version == other.network.version and self.network.overlaps(other.network)
+        if self.name is None or other.name is None:
+            return False
+        if self.below and other.below:
+            return self.name == other.name or self.covers_name(other.name) or other.covers_name(self.name)
+        return other.covers_name(self.name) if other.below else self.covers_name(other.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -111,6 +123,13 @@ class Policy:
     def connect_address(self, address: Address, port: int) -> Verdict:
         """Whether a connection to an address that no name stands for may be made."""
         return self._all(lambda rule: _at(rule, address, port), lambda rule: _at(rule, address, port))
+
+    def could_allow(self, rule: Rule) -> bool:
+        """Whether there is anything that this rule covers and every layer may allow: else a layer within that has the
+        rule can never allow anything by it."""
+        return bool(self.layers) and all(
+            layer.mode is Mode.OPEN or any(rule.overlaps(own) for own in layer.allow) for layer in self.layers
+        )
 
     def _all(self, allows: Callable[[Rule], bool], denies: Callable[[Rule], bool]) -> Verdict:
         if not self.layers:

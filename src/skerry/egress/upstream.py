@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import socket
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
-from skerry.core.errors import Forbidden, Unavailable
+from skerry.core.errors import Forbidden, InvalidRequest, Unavailable
 from skerry.core.netaddr import Address, Network, is_public
+from skerry.core.policy import ALL_PORTS, Rule, parse_rule, parse_rules
 
 RESOLVE_S: Final = 10.0
 CONNECT_S: Final = 10.0
@@ -45,12 +48,20 @@ class Upstream:
     """How this machine reaches what sandboxes may reach.
 
     `allow`: networks that are not public and may be reached all the same (registries within a company's network).
+    `private`: what is not public and may be reached where a policy's rule names it itself, by a tunnel or an address:
+    a project's administrator is not the one whose network this is.
     """
 
     def __init__(
-        self, *, allow: Collection[Network] = (), proxy: Proxy | None = None, resolve: Resolve = resolve
+        self,
+        *,
+        allow: Collection[Network] = (),
+        private: Collection[Rule] = (),
+        proxy: Proxy | None = None,
+        resolve: Resolve = resolve,
     ) -> None:
         self._allow = tuple(allow)
+        self._private = tuple(private)
         self._proxy = proxy
         self._resolve = resolve
 
@@ -64,27 +75,29 @@ class Upstream:
     ) -> tuple[socket.socket, Address | None]:
         """A non-blocking socket that is connected to the host, and the address it went to.
 
-        `trusted`: an administrator named this very host, so it may be private. `refuse` raises for an address that the
+        `trusted`: a rule named this very host, so it may be a private one. `refuse` raises for an address that the
         policy forbids. Raises Forbidden `address_not_public`, Unavailable `name_not_resolved` or `host_unreachable`.
         """
         if self._proxy is not None and not trusted:
             return await self._by_proxy(self._proxy, host, port), None
         found = list(dict.fromkeys(await self._addresses(host)))
-        usable = [address for address in found if trusted or self.may_reach(address)]
+        usable = [a for a in found if self.may_reach(a) or (trusted and self._opened(host, a, port))]
         if found and not usable:
-            raise Forbidden(
-                f"{host} leads to {found[0]}, which is no public address", code="address_not_public", host=host
-            )
-        failure: Exception | None = None
-        for address in usable[:ADDRESSES_MAX]:
-            refuse(address)
-            try:
-                return await _open(address, port), address
-            except (OSError, TimeoutError) as error:
-                failure = error
-        raise Unavailable(
-            f"{host}:{port} could not be reached: {failure or 'it has no address'}", code="host_unreachable", host=host
+            why = "; its operator has not opened it (egress_private_allow)" if trusted else ""
+            where = f"{host} leads to {found[0]}, which" if host != str(found[0]) else host
+            raise Forbidden(f"{where} is no public address{why}", code="address_not_public", host=host)
+        return await _first(host, port, usable, refuse)
+
+    def _opened(self, host: str, address: Address, port: int) -> bool:
+        return any(
+            rule.covers_port(port) and (rule.covers_name(host) or rule.covers_address(address))
+            for rule in self._private
         )
+
+    async def _to_proxy(self, proxy: Proxy) -> socket.socket:
+        """The operator has named it: it may be anywhere."""
+        found = list(dict.fromkeys(await self._addresses(proxy.host)))
+        return (await _first(proxy.host, proxy.port, found, lambda _: None))[0]
 
     async def _addresses(self, host: str) -> Sequence[Address]:
         with contextlib.suppress(ValueError):
@@ -93,7 +106,7 @@ class Upstream:
 
     async def _by_proxy(self, proxy: Proxy, host: str, port: int) -> socket.socket:
         """The proxy resolves the name: what is public is its business then."""
-        sock, _ = await Upstream(resolve=self._resolve).connect(proxy.host, proxy.port, trusted=True)
+        sock = await self._to_proxy(proxy)
         loop = asyncio.get_running_loop()
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n"
@@ -112,6 +125,57 @@ class Upstream:
             line = answer.split(b"\r\n", 1)[0].decode("ascii", "replace")
             raise Unavailable(f"the proxy {proxy.host} refused {authority}: {line}", code="host_unreachable", host=host)
         return sock
+
+
+def upstream_of(allow: Sequence[str], private: Sequence[str], tunnels: Sequence[str], proxy: str | None) -> Upstream:
+    """As an operator says it, in rules' grammar: networks in `allow`; names and networks, with ports, in `private`; the
+    targets of `tunnels` are private ones that may be reached, too. Raises InvalidRequest that names the wrong entry."""
+    networks = parse_rules("egress_upstream_allow", allow)
+    for index, rule in enumerate(networks):
+        if rule.network is None or rule.ports != ALL_PORTS:
+            raise InvalidRequest.of(f"egress_upstream_allow.{index}", "is not a network", given=rule.text)
+    opened = list(parse_rules("egress_private_allow", private))
+    for rule in parse_rules("egress_allow", tunnels, tunnels=True):
+        if rule.target is not None:
+            host, port = rule.target
+            opened.append(parse_rule(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+    return Upstream(
+        allow=[rule.network for rule in networks if rule.network is not None],
+        private=opened,
+        proxy=None if proxy is None else proxy_of(proxy),
+    )
+
+
+def proxy_of(url: str) -> Proxy:
+    """Raises InvalidRequest, which never repeats the URL: a password may be in it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        host, port, parts = None, 0, urlsplit("")
+    if parts.scheme != "http" or host is None or parts.path not in {"", "/"} or parts.query:
+        raise InvalidRequest.of("egress_proxy", "is not a proxy's URL", allowed="http://[USER:PASSWORD@]HOST[:PORT]")
+    said = None
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        said = f"Basic {b64encode(pair.encode()).decode('ascii')}"
+    return Proxy(host, port, said)
+
+
+async def _first(
+    host: str, port: int, addresses: Sequence[Address], refuse: Callable[[Address], None]
+) -> tuple[socket.socket, Address]:
+    """A connection to the first of them that takes it, and which one. Raises Unavailable `host_unreachable`."""
+    failure: Exception | None = None
+    for address in addresses[:ADDRESSES_MAX]:
+        refuse(address)
+        try:
+            return await _open(address, port), address
+        except (OSError, TimeoutError) as error:
+            failure = error
+    raise Unavailable(
+        f"{host}:{port} could not be reached: {failure or 'it has no address'}", code="host_unreachable", host=host
+    )
 
 
 async def _open(address: Address, port: int) -> socket.socket:

@@ -1,6 +1,7 @@
 """Puts a node together from what is installed and built on this machine."""
 
 from skerry import images
+from skerry.egress.upstream import upstream_of
 from skerry.node.aio import in_thread, log
 from skerry.node.config import NodeConfig
 from skerry.node.engine import Engine
@@ -19,4 +20,11 @@ async def build_engine(config: NodeConfig) -> Engine:
         toolchain = await in_thread(images.toolchain, config.cache_dir, str(config.qemu))
     verdict = await choose(config.accelerator, toolchain, image_set.kernel, config.cache_dir)
     log.debug("accelerator", accelerator=verdict.accelerator, because=verdict.because, qemu=toolchain.version_text)
-    return Engine(config, QemuDriver(toolchain, verdict.accelerator, image_set.jail), image_set)
+    upstream = upstream_of(
+        config.egress_upstream_allow or (),
+        config.egress_private_allow or (),
+        config.egress_allow or (),
+        config.egress_proxy,
+    )
+    driver = QemuDriver(toolchain, verdict.accelerator, image_set.jail)
+    return Engine(config, driver, image_set, upstream=upstream)

@@ -1,7 +1,7 @@
 """What an operator decides about a node."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +43,15 @@ class NodeConfig:
     """Warm clones of one template and shape, at the most, however many are asked for."""
     template_images: int = 8
     """Memory images of templates, one per shape, that are kept; the one that was not used for longest goes first."""
+
+    egress_upstream_allow: tuple[str, ...] | None = None
+    """Networks that are not public and may be reached all the same: registries within a company's network."""
+    egress_private_allow: tuple[str, ...] | None = None
+    """What is not public and may be reached where a policy's rule names it itself."""
+    egress_allow: tuple[str, ...] | None = None
+    """The operator's own rules: where their tunnels lead may be reached."""
+    egress_proxy: str | None = field(default=None, repr=False)
+    """URL of an HTTP proxy that all connections go through but those to private services."""
 
     @property
     def instance(self) -> str:

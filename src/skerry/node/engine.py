@@ -404,9 +404,13 @@ class Engine:
 
     async def _set_egress(self, record: Record, layers: tuple[EgressLayer, ...]) -> int:
         assert record.entry is not None  # noqa: S101 - an alive one has one
-        record.entry = replace(record.entry, egress=layers)
-        await in_thread(self._open().journal.write, record.entry)
-        return await record.held.wall.change(layers) if record.held.wall is not None else 0
+        if record.entry.egress == layers:
+            return 0
+        cut = await record.held.wall.change(layers) if record.held.wall is not None else 0
+        entry = replace(record.entry, egress=layers)
+        await in_thread(self._open().journal.write, entry)
+        record.entry = entry
+        return cut
 
     def network_events(self) -> AbstractAsyncContextManager[AsyncIterator[NetworkEvent]]:
         return self._traffic.subscribe()

@@ -11,7 +11,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 import httpx
 
-from skerry.sdk.client import AsyncClient, AsyncKeys, AsyncSecrets, AsyncSnapshots, Connection
+from skerry.sdk.client import AsyncClient, AsyncEgress, AsyncKeys, AsyncSecrets, AsyncSnapshots, Connection
 from skerry.sdk.commands import AsyncCommands
 from skerry.sdk.config import discover
 from skerry.sdk.either import Either
@@ -21,6 +21,7 @@ from skerry.sdk.files import AsyncFiles
 from skerry.sdk.io import AsyncStream, finish
 from skerry.sdk.io_blocking import BlockingIO
 from skerry.sdk.models import CommandResult, ExitInfo, ProcessEvent, SandboxInfo, Snapshot
+from skerry.sdk.network import AsyncNetwork
 from skerry.sdk.process import AsyncProcess
 from skerry.sdk.pty import AsyncPty
 from skerry.sdk.sandbox import PAGE, AsyncSandbox, CreateOptions, hold, hold_resumed, make
@@ -124,6 +125,21 @@ class Secrets(Twin[AsyncSecrets]):
     delete = blocking(AsyncSecrets.delete)
 
 
+class Egress(Twin[AsyncEgress]):
+    """The policies of a project. Needs a key with the scopes `egress:read` and `egress:write`."""
+
+    get = blocking(AsyncEgress.get)
+    set = blocking(AsyncEgress.set)
+    reset = blocking(AsyncEgress.reset)
+
+
+class Network(Twin[AsyncNetwork]):
+    """What may leave a sandbox."""
+
+    get = blocking(AsyncNetwork.get)
+    update = blocking(AsyncNetwork.update)
+
+
 class Client(Twin[AsyncClient]):
     """A connection to one server, to be shared by many sandboxes: `Sandbox.create(…, client=client)`.
 
@@ -139,6 +155,7 @@ class Client(Twin[AsyncClient]):
         self.keys = Keys(self.twin.keys)
         self.snapshots = Snapshots(self.twin.snapshots)
         self.secrets = Secrets(self.twin.secrets)
+        self.egress = Egress(self.twin.egress)
 
     @property
     def url(self) -> str:
@@ -317,6 +334,7 @@ class Sandbox(Twin[AsyncSandbox]):
         """What was recorded when it was made or found; `info()` asks anew."""
         self.commands = Commands(twin.commands)
         self.files = Files(twin.files)
+        self.network = Network(twin.network)
         self.run = self.commands.run
         self.watch = self.files.watch
 

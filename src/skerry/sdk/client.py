@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
@@ -21,7 +21,7 @@ from skerry.sdk.config import Target, discover
 from skerry.sdk.errors import bad_answer, from_problem, line_broke
 from skerry.sdk.io import CREATE_READ_TIMEOUT, IO, REQUEST_READ_TIMEOUT, Reply, Request, Socket
 from skerry.sdk.io_async import AsyncIO
-from skerry.sdk.models import Image, Key, PoolStatus, SecretInfo, Snapshot, parse
+from skerry.sdk.models import EgressChange, Image, Key, PoolStatus, ProjectEgress, SecretInfo, Snapshot, parse
 from skerry.sdk.text import Ndjson
 
 ATTEMPTS: Final = 4
@@ -258,6 +258,42 @@ class AsyncSecrets:
         return f"/v1/secrets/{segment(name)}"
 
 
+class AsyncEgress:
+    """The policies of a project. Needs a key with the scopes `egress:read` and `egress:write`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def get(self) -> ProjectEgress:
+        """What is in force, and where each rule of the curated list comes from."""
+        return parse(ProjectEgress, await self._connection.send(Call("GET", "/v1/egress", again=True)))
+
+    async def set(
+        self,
+        mode: Literal["deny", "allow", "open"],
+        *,
+        allow: Sequence[str] = (),
+        deny: Sequence[str] = (),
+        template: str | None = None,
+    ) -> EgressChange:
+        """The project's policy from now on, for what runs and rests too; connections that it forbids are cut.
+
+        "deny": the curated list and `allow`; "allow": `allow` alone; "open": every public address but `deny`. With
+        `template`: what its sandboxes may reach of that, "allow" or "open".
+        """
+        body = {"mode": mode, "allow": list(allow), "deny": list(deny)}
+        call = Call("PUT", self._path(template), json=body, again=True)
+        return parse(EgressChange, await self._connection.send(call))
+
+    async def reset(self, *, template: str | None = None) -> None:
+        """Back to the default, or of a template: it narrows nothing. Raises NotFound where nothing was set."""
+        await self._connection.send(Call("DELETE", self._path(template)))
+
+    @staticmethod
+    def _path(template: str | None) -> str:
+        return "/v1/egress" if template is None else f"/v1/egress/templates/{segment(template)}"
+
+
 class AsyncSnapshots:
     """The snapshots of a project. `snapshot` is one, its id, or its name."""
 
@@ -302,6 +338,7 @@ class AsyncClient:
         self.keys = AsyncKeys(self.connection)
         self.snapshots = AsyncSnapshots(self.connection)
         self.secrets = AsyncSecrets(self.connection)
+        self.egress = AsyncEgress(self.connection)
 
     @classmethod
     def over(cls, connection: Connection) -> "AsyncClient":
@@ -311,6 +348,7 @@ class AsyncClient:
         made.keys = AsyncKeys(connection)
         made.snapshots = AsyncSnapshots(connection)
         made.secrets = AsyncSecrets(connection)
+        made.egress = AsyncEgress(connection)
         return made
 
     @property

@@ -57,9 +57,94 @@ class SandboxInfo:
     public_ports: bool = True
     """Its ports can be reached without its traffic token."""
     mask_request_host: str | None = None
+    network: "NetworkInfo | None" = None
+    """Its own rules for what may leave it. None: whatever its project allows."""
     paused_at: datetime | None = None
     snapshot_id: str | None = None
     """What it was made of, if that was a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInfo:
+    """Rules for what may leave."""
+
+    mode: str
+    """"allow" (these alone) or "open" (but for `deny`); of a project also "deny" (these and the curated list)."""
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkChange:
+    """What was set, and what became of open connections."""
+
+    mode: str
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+    connections_cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLayer:
+    """Something may leave where every layer allows it."""
+
+    origin: str
+    """"project", "template" or "sandbox"."""
+    mode: str
+    """What becomes of what no rule names: "deny" or "open"."""
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInForce:
+    network: NetworkInfo | None
+    """The sandbox's own."""
+    layers: tuple[NetworkLayer, ...]
+    """From the outermost on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressPolicy:
+    template: str | None
+    """None: the project's own."""
+    mode: str
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+    updated_at: datetime | None = None
+    """None: nobody has set it, and it is the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressChange:
+    """What was set, and how far it has come."""
+
+    template: str | None
+    mode: str
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+    connections_cut: int
+    pending: int
+    """Sandboxes that do not have it yet, such as one that is just being paused. They get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CuratedRule:
+    rule: str
+    tool: str
+    """What needs it: a package manager of the server's machine, or "settings"."""
+    source: str
+    """Where it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectEgress:
+    project_id: str
+    policy: EgressPolicy
+    templates: tuple[EgressPolicy, ...]
+    curated: tuple[CuratedRule, ...]
+    notes: tuple[str, ...]
+    """What could not be found out about the curated list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +452,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return parse(typing.cast("type[Any]", kind), value)
     if origin is tuple:
-        return tuple(value or ())
+        return tuple(_convert(args[0], item, where) for item in value or ())
     return value
 
 

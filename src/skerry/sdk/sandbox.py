@@ -28,6 +28,7 @@ from skerry.sdk.errors import ForkIncomplete, bad_answer, from_problem
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.io import CREATE_READ_TIMEOUT, AsyncStream, opening
 from skerry.sdk.models import PortAddress, SandboxInfo, Snapshot, parse
+from skerry.sdk.network import AsyncNetwork, Network, network_body
 from skerry.sdk.pty import AsyncPty
 
 PAGE: Final = 100
@@ -55,6 +56,8 @@ class CreateOptions(TypedDict, total=False):
     """False: its ports can be reached with its traffic token only."""
     mask_request_host: str | None
     """What its servers see as `Host`; `${PORT}` stands for the port."""
+    network: Network | None
+    """What may leave it, within what its project allows: False is nothing; `{"allow": […], "deny": […]}`."""
     env: Env
     """For every command, secrets among it. Never given back by the server."""
     metadata: Mapping[str, str]
@@ -71,6 +74,8 @@ def create_call(template: str | Snapshot, options: CreateOptions, idempotency_ke
             body[f"{name}_ms"] = None if value is None else milliseconds(name, value)  # pyright: ignore[reportArgumentType]
         elif name == "env":
             body[name] = env_body(value)  # pyright: ignore[reportArgumentType]
+        elif name == "network":
+            body[name] = network_body(value)  # pyright: ignore[reportArgumentType]
         else:
             body[name] = dict(value) if isinstance(value, Mapping) else value
     headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
@@ -135,6 +140,7 @@ class AsyncSandbox:
         """What was recorded when it was made or found; `info()` asks anew."""
         self.commands = AsyncCommands(self._connection, info.id)
         self.files = AsyncFiles(self._connection, info.id)
+        self.network = AsyncNetwork(self._connection, info.id)
         self.run = self.commands.run
         self.watch = self.files.watch
 

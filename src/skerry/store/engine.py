@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from skerry.core.audit import AuditEvent
 from skerry.core.errors import InternalError, InvalidRequest, SkerryError, Unavailable
 from skerry.store.audit_events import AuditEvents
+from skerry.store.egress import EgressPolicies
 from skerry.store.idempotency import Idempotency
 from skerry.store.migrate import migrate
 from skerry.store.sandboxes import Sandboxes
@@ -46,6 +47,7 @@ class Tx:
         self.audit = AuditEvents(connection)
         self.tenant_keys = TenantKeys(connection)
         self.secrets = Secrets(connection)
+        self.egress = EgressPolicies(connection)
 
 
 class Store:

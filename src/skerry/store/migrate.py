@@ -10,7 +10,7 @@ from skerry.core.errors import InternalError
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0007"
+HEAD: Final = "0008"
 """The revision this code needs. Known without Alembic, whose import takes a tenth of a server's start."""
 
 # Two servers that open one PostgreSQL at the same moment must not both migrate. The number is arbitrary, but ours.

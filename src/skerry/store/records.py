@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from skerry.core import limits
+from skerry.core.models import NetworkRules
 
 MAX_SANDBOXES_DEFAULT = 100
 MAX_SNAPSHOTS_DEFAULT = 100
@@ -50,6 +51,17 @@ class ApiKey:
     last_used_at: datetime | None
     """Coarse: within a minute or so."""
     revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class EgressPolicy:
+    """What a project says about what may leave its sandboxes, or one of its templates."""
+
+    project_id: str
+    template: str | None
+    """None: the project's own."""
+    rules: NetworkRules
+    updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

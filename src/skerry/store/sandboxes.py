@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.core.errors import NotFound
 from skerry.core.lifecycle import FINAL, LIVE, EndReason, Event, State, transition
-from skerry.core.models import Bindings, Sandbox, SandboxSpec
+from skerry.core.models import Bindings, NetworkRules, Sandbox, SandboxSpec
 from skerry.store.dialect import json_has
+from skerry.store.egress import network_of, stored_network
 from skerry.store.paging import Page, decode_cursor, encode_cursor, from_micros, micros
 from skerry.store.records import MadeOf
 from skerry.store.tables import sandboxes
@@ -47,6 +48,7 @@ def _sandbox(row: RowMapping) -> Sandbox:
             mask_request_host=row["mask_request_host"],
             metadata=dict(row["metadata"]),
             secrets=Bindings(dict(row["secret_env"]), dict(row["secret_files"])),
+            network=network_of(row["network"]),
         ),
         state=State(row["state"]),
         node_id=row["node_id"],
@@ -102,6 +104,7 @@ class Sandboxes:
                 snapshot_id=sandbox.snapshot_id,
                 secret_env=dict(spec.secrets.env),
                 secret_files=dict(spec.secrets.files),
+                network=stored_network(spec.network),
             )
         )
 
@@ -166,6 +169,15 @@ class Sandboxes:
         if done.rowcount != 1:
             return None
         return replace(sandbox, spec=replace(sandbox.spec, timeout_ms=timeout_ms), remaining_ms=remaining_ms)
+
+    async def set_network(self, sandbox: Sandbox, network: NetworkRules | None) -> Sandbox | None:
+        """Its own say about what may leave it, if it is not over; None if it is."""
+        done = await self._db.execute(
+            update(sandboxes)
+            .where(sandboxes.c.id == sandbox.id, sandboxes.c.state.in_(_LIVE))
+            .values(network=stored_network(network))
+        )
+        return replace(sandbox, spec=replace(sandbox.spec, network=network)) if done.rowcount == 1 else None
 
     async def count_live(self, tenant_id: str) -> int:
         query = select(func.count()).where(sandboxes.c.state.in_(_LIVE), sandboxes.c.tenant_id == tenant_id)

@@ -102,8 +102,22 @@ sandboxes = Table(
     Column("auto_pause_memory", Boolean, nullable=False, server_default=true()),
     Column("secret_env", json_type(), nullable=False, server_default=text("'{}'")),
     Column("secret_files", json_type(), nullable=False, server_default=text("'{}'")),
+    # Its own say about what may leave it, as an object; the empty one: it says nothing.
+    Column("network", json_type(), nullable=False, server_default=text("'{}'")),
     Index("ix_sandboxes_page", "tenant_id", "created_at", "id"),
     Index("ix_sandboxes_state", "state", "tenant_id"),
+)
+
+egress_policies = Table(
+    "egress_policies",
+    metadata,
+    Column("project_id", ForeignKey("projects.id"), primary_key=True),
+    # The template within the project that it is for; the empty name: the project's own.
+    Column("template", String(257), primary_key=True),
+    Column("mode", String(16), nullable=False),
+    Column("allow", json_type(), nullable=False),
+    Column("deny", json_type(), nullable=False),
+    Column("updated_at", UtcTime(), nullable=False),
 )
 
 snapshots = Table(

@@ -31,8 +31,6 @@ export async function test_create_and_look() {
 export async function test_refused_options() {
   await assert.rejects(Sandbox.create('no-such-template'), /404.*no-such-template/)
   await assert.rejects(Sandbox.create('base', { timeoutMs: 99_999_000 }), /timeout: must be from 0 to 14400/)
-  // the older one says true when nobody said anything
-  if (NEW) await assert.rejects(Sandbox.create('base', { allowInternetAccess: true }), /allow_internet_access/)
   await assert.rejects(Sandbox.create('base', { network: { allowOut: ['1.1.1.1'] } }), /network\.allowOut/)
   await assert.rejects(Sandbox.create('base', { apiKey: `e2b_${'0'.repeat(40)}` }), AuthenticationError)
 }

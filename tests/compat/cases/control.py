@@ -55,8 +55,6 @@ def test_refused_options():
     refused = raises(SandboxException, lambda: Sandbox.create("no-such-template"), "no-such-template")
     assert str(refused).startswith("404: ")
     raises(SandboxException, lambda: Sandbox.create("base", timeout=99_999), "400: timeout: must be from 0 to 14400")
-    if NEW:  # the older one says true when nobody said anything
-        raises(SandboxException, lambda: Sandbox.create("base", allow_internet_access=True), "400: allow_internet")
     raises(SandboxException, lambda: Sandbox.create("base", network={"allow_out": ["1.1.1.1"]}), "network.allowOut")
     raises(e2b.AuthenticationException, lambda: Sandbox.create("base", api_key=f"e2b_{'0' * 40}"), "401")
 
@@ -254,7 +252,9 @@ def test_metrics():
 def test_update_network():
     sandbox = box()
     sandbox.update_network({"deny_out": ["0.0.0.0/0"]})
+    assert sandbox.get_info().allow_internet_access is False
     sandbox.update_network({})
+    assert sandbox.get_info().allow_internet_access is True
     raises(SandboxException, lambda: sandbox.update_network({"allow_out": ["1.1.1.1"]}), "400: allowOut")
     raises(NotFoundException, lambda: Sandbox.update_network(NOWHERE, {}))
 

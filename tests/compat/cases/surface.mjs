@@ -102,7 +102,7 @@ async function making() {
   const box = await call('Sandbox.create', ['base'], {
     timeoutMs: 900_000, metadata: { walk: mark }, envs: { A: '1' }, secure: true, allowInternetAccess: false,
     sandboxUrl: url, logger: isOld ? undefined : console, template: 'base',
-    network: { allowPublicTraffic: false, maskRequestHost: 'there.test:${PORT}', denyOut: ['0.0.0.0/0'] },
+    network: { allowPublicTraffic: false, maskRequestHost: 'there.test:${PORT}', denyOut: ['0.0.0.0/0'], allowOut: [] },
     lifecycle: { onTimeout: 'pause', autoResume: false },
   })
   const heads = []

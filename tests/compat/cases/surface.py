@@ -169,7 +169,8 @@ async def making(do: Walk):
         "Sandbox.create", template="base", timeout=900, metadata={"walk": key}, envs={"A": "1"}, secure=False,
         allow_internet_access=False, idempotency_key=key, logger=logging.getLogger("e2b"),
         network={
-            "allow_public_traffic": False, "mask_request_host": "there.test:${PORT}", "deny_out": ["0.0.0.0/0"],
+            "allow_public_traffic": False, "mask_request_host": "there.test:${PORT}",
+            "deny_out": ["0.0.0.0/0"], "allow_out": [],
         },
         lifecycle={"on_timeout": "pause", "auto_resume": False},
     )  # fmt: skip

@@ -14,6 +14,7 @@ from skerry.core.errors import InvalidRequest
 from skerry.core.lifecycle import State
 from skerry.core.limits import idle_timeout_ms_default
 from skerry.core.models import SandboxSpec
+from skerry.core.network import inner_rules
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
@@ -40,6 +41,7 @@ async def create(request: Request) -> Response:
         mask_request_host=wanted.mask_request_host,
         env=env,
         secrets=secrets,
+        network=inner_rules(wanted.network.mode, wanted.network.allow, wanted.network.deny) if wanted.network else None,
         metadata=wanted.metadata,
     )
     began = time.perf_counter()

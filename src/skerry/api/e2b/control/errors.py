@@ -24,6 +24,10 @@ FIELDS: Final[Mapping[str, str]] = {
     "auto_pause": "autoPause",
     "auto_pause_memory": "autoPauseMemory",
     "mask_request_host": "network.maskRequestHost",
+    "network.allow": "network.allowOut",
+    "network.deny": "network.denyOut",
+    "allow": "allowOut",
+    "deny": "denyOut",
 }
 """What the services call it → what it is called here."""
 
@@ -97,6 +101,9 @@ def _message(error: SkerryError) -> str:
 
 def _sentence(problem: Problem) -> str:
     head, dot, rest = problem.field.partition(".")
+    if head == "network":
+        within, dot, rest = rest.partition(".")
+        head = f"network.{within}"
     field = FIELDS.get(head, head) + dot + rest
     message, given, allowed = problem.message, problem.given, problem.allowed
     if head == "cursor" and "of this list" in message:  # logs have a parameter of that name

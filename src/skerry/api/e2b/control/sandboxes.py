@@ -16,7 +16,8 @@ from skerry.api.streams import attended, hung_up
 from skerry.control import Principal, Scope
 from skerry.core.errors import Conflict, GuestUnreachable, InvalidRequest, SkerryError
 from skerry.core.lifecycle import FINAL, State, gone
-from skerry.core.models import Sandbox, SandboxSpec
+from skerry.core.models import NetworkRules, Sandbox, SandboxSpec
+from skerry.core.network import ALLOW, OPEN
 
 STATES: Final[Mapping[str, tuple[State, ...]]] = {"running": views.RUNNING, "paused": views.PAUSED}
 EVERYWHERE: Final = frozenset({"0.0.0.0/0", "::/0"})
@@ -51,6 +52,7 @@ async def _create(request: Request, model: type[models.NewSandboxV2]) -> Respons
 def spec_of(wanted: models.NewSandboxV2, principal: Principal) -> SandboxSpec:
     """What is wanted, in the services' words. Nothing ends it for being idle: E2B knows only timeouts."""
     network = wanted.network or models.Network()
+    rules = rules_of(network, wanted.allow_internet_access)
     return SandboxSpec(
         template=resolve("templateID", wanted.template_id, principal).native,
         timeout_ms=wanted.timeout * 1000,
@@ -60,6 +62,7 @@ def spec_of(wanted: models.NewSandboxV2, principal: Principal) -> SandboxSpec:
         auto_resume=wanted.auto_resume is not None and wanted.auto_resume.enabled,
         public_ports=network.allow_public_traffic is not False,
         mask_request_host=network.mask_request_host,
+        network=None if rules == NetworkRules(OPEN) else rules,
         env=wanted.env_vars or {},
         metadata=wanted.metadata or {},
     )
@@ -75,34 +78,28 @@ def _refuse_what_is_not_here(wanted: models.NewSandboxV2) -> None:
     if wanted.network is not None:
         if wanted.network.https_ports:
             raise InvalidRequest.of("network.httpsPorts", "traffic to ports is plain HTTP inside the sandbox")
-        refuse_egress(wanted.network, "network.")
-    if wanted.allow_internet_access and not isinstance(wanted, models.NewSandbox):
-        # Clients of the first generation say true when nobody said anything: from them it is the default.
-        raise _no_egress("allow_internet_access")
+        refuse_network(wanted.network, "network.")
 
 
-def refuse_egress(network: models.Network | models.NetworkUpdate, prefix: str = "") -> None:
-    """Nothing leaves a sandbox yet: what says so is true, what opens or shapes a way out is refused."""
-    if network.allow_out:
-        raise _no_egress(f"{prefix}allowOut")
-    if network.deny_out and not EVERYWHERE & set(network.deny_out):
-        raise InvalidRequest.of(
-            f"{prefix}denyOut",
-            "everything is denied already, and that cannot be narrowed yet",
-            given=", ".join(network.deny_out),
-            allowed="0.0.0.0/0",
-        )
-    for field, value in (
-        ("dnsServers", network.dns_servers),
-        ("egressProxy", network.egress_proxy),
-        ("rules", network.rules),
-    ):
-        if value:
-            raise _no_egress(prefix + field)
+def refuse_network(network: models.Network | models.NetworkUpdate, prefix: str = "") -> None:
+    """What of a way out cannot be had."""
+    if network.dns_servers:
+        raise InvalidRequest.of(f"{prefix}dnsServers", "names are looked up by this server, and by no other")
+    if network.egress_proxy:
+        raise InvalidRequest.of(f"{prefix}egressProxy", "a proxy is this server's to have (setting egress_proxy)")
+    if network.rules:
+        raise InvalidRequest.of(f"{prefix}rules", "requests leave as they are: no headers are added to them")
 
 
-def _no_egress(field: str) -> InvalidRequest:
-    return InvalidRequest.of(field, "sandboxes have no way out yet: nothing leaves them")
+def rules_of(network: models.Network | models.NetworkUpdate, internet: bool | None) -> NetworkRules:  # noqa: FBT001
+    """The same in our words, within what the project allows: what `allowOut` names passes although `denyOut` names it,
+    too; what neither names passes, unless everything is denied."""
+    denied, allowed = network.deny_out or [], network.allow_out or []
+    if EVERYWHERE & set(allowed):  # all of it, whatever is denied
+        return NetworkRules(OPEN)
+    closed = internet is False or bool(EVERYWHERE & set(denied))
+    deny = tuple(entry for entry in denied if entry not in EVERYWHERE)
+    return NetworkRules(ALLOW if closed else OPEN, tuple(allowed), deny)
 
 
 # --------------------------------------------------------------------------------------------------------------- list
@@ -296,7 +293,7 @@ def _copy(asked: Context, copy: Sandbox | SkerryError) -> dict[str, Any]:
 
 
 async def update_network(request: Request) -> Response:
-    """Replaces all rules of the way out. There is none, so what is asked for either holds already or is refused."""
+    """Replaces all rules of the way out; what is left out is cleared."""
     asked = await Context.of(request)
     requests.no_query(request)
     wanted = await requests.body(request, models.NetworkUpdate, optional=True)
@@ -304,7 +301,7 @@ async def update_network(request: Request) -> Response:
     box = await _present(asked)
     if box.state is not State.RUNNING:
         raise Conflict(f"sandbox {box.id} is {box.state.value}", code="sandbox_state", sandbox_id=box.id)
-    refuse_egress(wanted)
-    if wanted.allow_internet_access:
-        raise _no_egress("allow_internet_access")
+    refuse_network(wanted)
+    rules = rules_of(wanted, wanted.allow_internet_access)
+    await asked.services.egress.update(asked.principal, asked.sandbox_id, rules)
     return Response(status_code=204)

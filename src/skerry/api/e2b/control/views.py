@@ -8,11 +8,13 @@ from skerry.api.e2b.control.names import build_id, of_snapshot
 from skerry.api.wire import timestamp
 from skerry.control import AuditEvent, Outcome, Services, Template
 from skerry.core.lifecycle import State
-from skerry.core.models import GuestMetrics, Sandbox, Snapshot
+from skerry.core.models import GuestMetrics, NetworkRules, Sandbox, Snapshot
+from skerry.core.network import ALLOW, NOTHING
 
 ENVD_VERSION: Final = "0.6.13"
 """What the in-VM interface is like: clients ask for no more than they believe it can."""
 
+EVERYWHERE: Final = "0.0.0.0/0"
 PAUSED: Final = (State.PAUSED, State.PAUSING, State.RESUMING)
 RUNNING: Final = (State.RUNNING,)
 
@@ -59,6 +61,7 @@ def detail(services: Services, domain: str | None, box: Sandbox) -> dict[str, An
     network: dict[str, Any] = {"allowPublicTraffic": box.spec.public_ports}
     if box.spec.mask_request_host is not None:
         network["maskRequestHost"] = box.spec.mask_request_host
+    network |= _way_out(box.spec.network)
     memory = services.sandboxes.keeps_memory(box) if box.state is State.PAUSED else None
     if memory is not None:
         more["pauseMode"] = "full" if memory else "filesystem"
@@ -66,7 +69,7 @@ def detail(services: Services, domain: str | None, box: Sandbox) -> dict[str, An
         **listed(box),
         **more,
         "envdAccessToken": services.tokens.access(box.id),
-        "allowInternetAccess": False,
+        "allowInternetAccess": box.spec.network != NOTHING,
         "domain": domain,
         "network": network,
         "lifecycle": {
@@ -74,6 +77,14 @@ def detail(services: Services, domain: str | None, box: Sandbox) -> dict[str, An
             "onTimeout": "pause" if box.spec.auto_pause else "kill",
         },
     }
+
+
+def _way_out(rules: NetworkRules | None) -> dict[str, list[str]]:
+    if rules is None:
+        return {}
+    denied = [*rules.deny, *([EVERYWHERE] if rules.mode == ALLOW else [])]
+    said = {"allowOut": list(rules.allow), "denyOut": denied}
+    return {name: entries for name, entries in said.items() if entries}
 
 
 def snapshot(kept: Snapshot) -> dict[str, Any]:
