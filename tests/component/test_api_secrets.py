@@ -162,3 +162,28 @@ async def test_the_command_line_binds(api: Api, tmp_path: Path) -> None:
         assert b"marker" not in refused.stderr
     assert (await skerry(api, tmp_path, "snapshot", box)).returncode == 125
     assert (await skerry(api, tmp_path, "snapshot", box, "--keep-secrets")).returncode == 0
+
+
+async def test_step_tokens(api: Api) -> None:
+    await api.http.put("/v1/secrets/git", json={"value": VALUE})
+    box = await api.sandbox()
+    path = f"/v1/sandboxes/{box}/step-tokens"
+    body = {"secret": "git", "host": "git.example", "methods": ["GET"], "repository": "acme/app", "step": "review"}
+    made = await api.http.post(path, json=body)
+    assert made.status_code == 201, made.text
+    renewed = await api.http.post(f"{path}/renew", json={"token": made.json()["token"]})
+    assert renewed.status_code == 200
+    assert renewed.json()["token"] != made.json()["token"]
+    late = await api.http.post(f"{path}/renew", json={"token": made.json()["token"]})
+    assert (late.status_code, late.json()["code"], late.json()["context"]["reason"]) == (
+        403, "step_token_refused", "unknown",
+    )  # fmt: skip
+    (listed,) = (await api.http.get(path)).json()["items"]
+    assert listed == {k: v for k, v in renewed.json().items() if k != "token"}
+    assert (await api.http.delete(f"{path}/{listed['id']}")).status_code == 204
+    assert (await api.http.get(path)).json()["items"][0]["revoked"] == "revoked"
+    assert (await api.http.delete(f"{path}/nope")).json()["code"] == "step_token_not_found"
+    wrong = await api.http.post(path, json={**body, "host": "Git", "budget": 0, "methods": ["BREW"]})
+    assert {problem["field"].split(".")[0] for problem in wrong.json()["errors"]} == {"budget", "methods"}
+    answers = (made, renewed, late, wrong, await api.http.get(path), await api.http.get(f"/v1/sandboxes/{box}/logs"))
+    assert not any(VALUE in answer.text for answer in answers)

@@ -17,7 +17,19 @@ from skerry.api import operations, problems
 from skerry.api.observe import Metrics, Observe
 from skerry.api.requests import request_id_of
 from skerry.api.streams import KEEPALIVE_S, Owned
-from skerry.api.v1 import egress, files, keys, memory, ports, processes, pty, sandboxes, secrets, server
+from skerry.api.v1 import (
+    egress,
+    files,
+    keys,
+    memory,
+    ports,
+    processes,
+    pty,
+    sandboxes,
+    secrets,
+    server,
+    step_tokens,
+)
 from skerry.control import Services
 from skerry.core.errors import SkerryError
 
@@ -52,7 +64,7 @@ def create_app(
     app.state.keepalive_s = keepalive_s
     app.state.stopping = asyncio.Event()
     app.state.owned = Owned()
-    for part in (sandboxes, memory, processes, pty, files, ports, keys, secrets, egress, server):
+    for part in (sandboxes, memory, processes, pty, files, ports, keys, secrets, step_tokens, egress, server):
         app.router.routes.extend(part.router.routes)  # flat: one look-up, and 405 can see all methods of a path
     app.add_exception_handler(SkerryError, _refused)
     app.add_exception_handler(HTTPException, _http_refused)

@@ -16,7 +16,7 @@ from skerry.core.errors import InvalidRequest, Problem, TooLarge, Unauthenticate
 
 M = TypeVar("M", bound=BaseModel)
 
-SECRET_FIELDS: Final = frozenset({"env", "envVars", "stdin"})
+SECRET_FIELDS: Final = frozenset({"env", "envVars", "stdin", "token"})
 """Fields whose content is never repeated in an error."""
 
 QUERY_FIELDS_MAX: Final = 256

@@ -1,8 +1,12 @@
 """Shapes of secrets, as `schemas` has the others."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from skerry.api.schemas import Strict, View
+from skerry.core.secrets import SECRET_NAME, VERSION_MAX
+from skerry.core.step_tokens import BUDGET_MAX
 
 
 class PutSecret(Strict):
@@ -28,3 +32,43 @@ class SecretVersion(View):
 
 class SecretVersions(SecretView):
     versions: list[SecretVersion]
+
+
+class MintStepToken(Strict):
+    """What the token may be used for; all of it must fit."""
+
+    secret: str = Field(pattern=rf"^{SECRET_NAME.pattern}$", description="The name of what it stands for")
+    version: int | None = Field(default=None, ge=1, le=VERSION_MAX, description="null: the newest when it is used")
+    host: str
+    methods: list[Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]] = Field(min_length=1)
+    path_prefix: str = Field(default="/", description="Whole segments")
+    repository: str | None = Field(default=None, description="owner/name")
+    budget: int = Field(default=100, ge=1, le=BUDGET_MAX, description="So many requests")
+    step: str | None = Field(default=None, description="What its maker calls the step")
+
+
+class RenewStepToken(Strict):
+    token: str = Field(repr=False)
+
+
+class StepTokenView(View):
+    id: str
+    secret: str
+    step: str | None
+    host: str
+    methods: list[str]
+    path_prefix: str
+    repository: str | None
+    budget: int
+    left: int
+    minted_at: str
+    expires_at: str
+    revoked: Literal["revoked", "host", "method", "path", "repository", "budget"] | None
+
+
+class NewStepToken(StepTokenView):
+    token: str = Field(description="Shown this once", repr=False)
+
+
+class StepTokenList(View):
+    items: list[StepTokenView]

@@ -30,6 +30,7 @@ from skerry.core.models import (
     WatchEvent,
 )
 from skerry.core.network import DEFAULT
+from skerry.core.step_tokens import Grant
 
 _encoder = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
@@ -149,6 +150,24 @@ def secret(found: Secret) -> dict[str, Any]:
         "version": found.version,
         "created_at": timestamp(found.created_at),
         "updated_at": timestamp(found.updated_at),
+    }
+
+
+def step_token(found: Grant) -> dict[str, Any]:
+    """A grant as its maker sees it: never the token."""
+    return {
+        "id": found.id,
+        "secret": found.secret,
+        "step": found.step,
+        "host": found.scope.host,
+        "methods": sorted(found.scope.methods),
+        "path_prefix": found.scope.path_prefix,
+        "repository": found.scope.repository,
+        "budget": found.scope.budget,
+        "left": found.left,
+        "minted_at": timestamp(found.minted_at),
+        "expires_at": timestamp(found.expires_at),
+        "revoked": found.revoked.value if found.revoked else None,
     }
 
 

@@ -52,6 +52,12 @@ class Delivery:
         files = {variable: values[wanted] for variable, wanted in bound.files.items()}
         return replace(spec, secret_env=env, secret_files=files), said
 
+    async def value(self, project_id: str, reference: str) -> bytes:
+        """What a reference stands for now. Raises as `deliver` does."""
+        async with self._store.read() as tx:
+            (sealed,) = (await self._find(tx, project_id, Bindings({"value": reference}))).values()
+            return await self._vault.open(tx, sealed)
+
     async def recall(self, lives: Iterable[Live]) -> None:
         """Learn anew what these were ever given, theirs or what they were made of, so that it is taken out of what they
         say. Raises as `deliver` does."""

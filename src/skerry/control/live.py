@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from skerry.core.lifecycle import EndReason, State
 from skerry.core.models import Sandbox
 from skerry.core.redact import Redactor
+from skerry.core.step_tokens import Grant
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +46,8 @@ class Live:
     """The secrets (id, version → value) that it was ever given: its memory may hold them."""
     redactor: Redactor | None = None
     """Takes them out of what it says. None: it was given none."""
+    grants: dict[str, Grant] = field(default_factory=dict)
+    """By id: what it may trade step tokens for."""
     turn: int = 0
     """Which entry of the timer's heap counts."""
 

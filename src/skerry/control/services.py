@@ -34,6 +34,7 @@ from skerry.control.secrets import Secrets
 from skerry.control.server import Server
 from skerry.control.service import Context
 from skerry.control.snapshots import Snapshots
+from skerry.control.step_tokens import StepTokens
 from skerry.control.templates import Templates
 from skerry.control.timers import Timers
 from skerry.control.tokens import KEY_BYTES, SandboxTokens
@@ -66,6 +67,7 @@ class Services:
     sampler: Sampler
     templates: Templates
     secrets: Secrets
+    step_tokens: StepTokens
     vault: Vault
     egress: Egress
 
@@ -114,6 +116,7 @@ async def open_services(store: Store, node: Node, config: ControlConfig | None =
             sampler=Sampler(nodes, live, access, config),
             templates=Templates(store, nodes, config),
             secrets=Secrets(context, vault),
+            step_tokens=StepTokens(context, access, delivery),
             vault=vault,
             egress=Egress(context, access),
         )

@@ -22,6 +22,7 @@ SNAPSHOT: Final = "snp"
 FORK: Final = "fk"
 WATCH: Final = "wt"
 NODE: Final = "nd"
+STEP: Final = "stp"
 SECRET: Final = "sec"  # noqa: S105 - the kind of an id
 
 PATTERN: Final = re.compile(r"[a-z]{2,3}[0-9a-z]{20}")
