@@ -197,6 +197,24 @@ async def test_a_vm_that_dies_of_its_pause_has_crashed(house: House) -> None:
     assert (row.state, row.end_reason) == (State.ERROR, EndReason.CRASHED)
 
 
+@pytest.mark.parametrize("act", ["pause", "snapshot", "fork"])
+async def test_a_vm_that_died_before_it_is_known_is_told_as_what_it_is(house: House, act: str) -> None:
+    """Its node has forgotten it already, and the news is still under way."""
+    box = await house.create(NO_IDLE)
+    house.node.vms.pop(box.id).end()
+    acts = {
+        "pause": lambda: pause(house, box),
+        "snapshot": lambda: house.services.snapshots.take(house.me, box.id),
+        "fork": lambda: house.services.forks.fork(house.me, box.id),
+    }
+    doing = asyncio.create_task(acts[act]())
+    await asyncio.sleep(0.2)
+    house.node.tell(box.id, EndReason.CRASHED, "qemu died")
+    with pytest.raises(Gone) as over:
+        await doing
+    assert over.value.code == "sandbox_failed"
+
+
 async def test_a_vm_that_dies_of_its_resume_is_still_paused(house: House) -> None:
     box = await rest(house)
     house.node.faults.resume = Fault(crash=True)

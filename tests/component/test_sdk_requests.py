@@ -202,6 +202,12 @@ def test_a_list_is_read_page_after_page() -> None:
     assert server.requests[1].target.endswith("&cursor=c/1")
 
 
+def test_a_key_that_no_list_can_be_asked_for_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        list(Sandbox.list(metadata={"a=b": "c"}, url="http://127.0.0.1:1", api_key=KEY))
+    assert (refused.value.problems[0].field, refused.value.problems[0].given) == ("metadata", "a=b")
+
+
 def test_a_list_that_leads_to_itself_ends() -> None:
     def again(exchange: Exchange) -> None:
         exchange.reply(200, {"items": [], "next_cursor": "same"})

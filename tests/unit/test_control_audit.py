@@ -56,6 +56,20 @@ async def test_flush_waits_for_what_was_there_and_not_for_more() -> None:
         assert backend.kept == [0]
 
 
+async def test_a_flush_that_takes_too_long_is_refused_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry.audit.sink.FLUSH_S", 0.1)
+    backend = Backend()
+    backend.open.clear()
+    async with AuditLog(backend) as log:
+        await log.append(event(0))
+        with pytest.raises(Unavailable) as refused:
+            await log.flush()
+        assert (refused.value.code, refused.value.retry) == ("audit_unavailable", "safe")
+        backend.open.set()
+        await log.flush()
+    assert backend.kept == [0]
+
+
 async def test_a_failing_backend_is_retried_with_the_same_batch() -> None:
     backend = Backend()
     backend.failures = 2

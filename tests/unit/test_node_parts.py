@@ -1,13 +1,14 @@
 """The node's pure parts: rules, bounds, journal entries, host readings."""
 
+import errno
 from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
-from skerry.core.errors import Conflict, InvalidRequest
-from skerry.node import cgroup, host, journal
+from skerry.core.errors import Conflict, InternalError, InvalidRequest, NoSpace
+from skerry.node import cgroup, host, host_disk, journal
 from skerry.node.config import NodeConfig
 from skerry.node.disk import overlay
 from skerry.node.net import rules
@@ -223,3 +224,13 @@ def test_a_disk_below_its_template_is_refused(tmp_path: Path) -> None:
         overlay.create(tmp_path / "layer", base, 2 << 20)
     assert [p.as_dict()["allowed"] for p in refusal.value.problems] == [3]
     assert not (tmp_path / "layer").exists()
+
+
+def test_a_full_disk_is_told_from_a_broken_one():
+    full = host_disk.failure(
+        OSError(errno.ENOSPC, "No space left on device"), "the journal cannot be written", "journal"
+    )
+    assert (type(full), full.code, full.status) == (NoSpace, "host_disk_full", 507)
+    broken = host_disk.failure(OSError(errno.EIO, "Input/output error"), "the journal cannot be written", "journal")
+    assert (type(broken), broken.context["step"]) == (InternalError, "journal")
+    assert str(broken) == "the journal cannot be written: [Errno 5] Input/output error"

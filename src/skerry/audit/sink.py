@@ -26,6 +26,8 @@ QUEUE_MAX: Final = 10_000
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 CLOSE_S: Final = 10.0
+FLUSH_S: Final = 15.0
+"""So long an act waits for the records of those before it. Then it is refused: on a full disk nobody waits for ever."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +58,10 @@ class AuditSink(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Returns when all that was appended before is committed. Never call it inside an open transaction."""
+        """Returns when all that was appended before is committed. Never call it inside an open transaction.
+
+        Raises Unavailable `audit_unavailable` where that takes too long.
+        """
         ...
 
 
@@ -128,8 +133,13 @@ class AuditLog:
         if self._written >= goal:
             return
         self._hurry.set()
-        async with self._progress:
-            await self._progress.wait_for(lambda: self._written >= goal or self._stopped)
+        try:
+            async with asyncio.timeout(FLUSH_S), self._progress:
+                await self._progress.wait_for(lambda: self._written >= goal or self._stopped)
+        except TimeoutError:
+            raise Unavailable(
+                "what was done before cannot be recorded now", code="audit_unavailable", retry="safe", retry_after=5
+            ) from None
         if self._written < goal:
             raise Unavailable("the audit log is closed", code="audit_closed")
 

@@ -1,8 +1,9 @@
 """How the server writes its log: structured, to standard error, tracebacks without the values of variables."""
 
+import contextlib
 import logging
 import sys
-from typing import Literal
+from typing import Literal, TextIO, cast
 
 import structlog
 from structlog.typing import Processor
@@ -15,6 +16,21 @@ SHARED: tuple[Processor, ...] = (
 )
 
 
+class Unfailing:
+    """A stream that never fails whoever logs: a line that a full disk or a closed pipe does not take is lost."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 def configure(level: str, how: Literal["auto", "json", "console"]) -> None:
     """Send structlog's and the standard library's records one way."""
     console = how == "console" or (how == "auto" and sys.stderr.isatty())
@@ -23,14 +39,15 @@ def configure(level: str, how: Literal["auto", "json", "console"]) -> None:
         if console
         else structlog.processors.JSONRenderer()
     )
+    stream = cast("TextIO", Unfailing(sys.stderr))
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*SHARED, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=SHARED,

@@ -225,8 +225,8 @@ class Forks(Service):
             raise InternalError(
                 f"the copies did not come up within {deadline:g} s", code="passage_failed", step="deadline"
             ) from None
-        except SkerryError:
-            raise
+        except SkerryError as error:
+            raise await self._access.explain(original, error) from error
         except Exception as error:
             log.exception("the node broke", sandbox=original.id, act="fork")
             raise InternalError(

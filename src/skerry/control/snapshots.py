@@ -201,8 +201,8 @@ class Snapshots(Service):
             raise InternalError(
                 f"the snapshot was not taken within {deadline:g} s", code="passage_failed", step="deadline"
             ) from None
-        except SkerryError:
-            raise
+        except SkerryError as error:
+            raise await self._access.explain(live, error) from error
         except Exception as error:
             log.exception("the node broke", sandbox=live.id, act="snapshot")
             raise InternalError(

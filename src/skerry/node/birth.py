@@ -23,6 +23,7 @@ from skerry.core.errors import (
 from skerry.core.models import Identity, SandboxSpec
 from skerry.images import TEMPLATES
 from skerry.images.model import ImageSet, TemplateImage
+from skerry.node import host_disk
 from skerry.node.agents import AgentLink, Agents
 from skerry.node.aio import in_thread
 from skerry.node.cgroup import Limits
@@ -249,7 +250,7 @@ def _make_disk(resources: Resources, directory: Path, entry: Entry) -> None:
     try:
         directory.mkdir(mode=0o700)
     except OSError as error:
-        raise InternalError(f"{directory} cannot be made: {error}", step="disk") from error
+        raise host_disk.failure(error, f"{directory} cannot be made", "disk") from error
     make_layer(resources, entry.layers, entry.base, entry.disk_mb)
 
 

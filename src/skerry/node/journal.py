@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from skerry.core.errors import Conflict, InternalError
 from skerry.core.models import EgressLayer
+from skerry.node import host_disk
 from skerry.node.vmm.driver import VmHandle
 
 VERSION: Final = 2
@@ -94,7 +95,10 @@ def layers_of(told: Iterable[Mapping[str, Any]]) -> tuple[EgressLayer, ...]:
 
 
 class Journal:
-    """Files on disk; every method blocks for as long as an fsync takes. Raises InternalError (`step` journal)."""
+    """Files on disk; every method blocks for as long as an fsync takes.
+
+    Raises InternalError (`step` journal), and NoSpace `host_disk_full` from a write.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -115,7 +119,7 @@ class Journal:
             temporary.replace(path)
             self._sync_directory()
         except OSError as error:
-            raise InternalError(f"the journal cannot be written: {error}", step="journal") from error
+            raise host_disk.failure(error, "the journal cannot be written", "journal") from error
 
     def remove(self, sandbox_id: str) -> None:
         """Idempotent."""

@@ -95,6 +95,11 @@ async def sandboxes(connection: Connection, filters: Mapping[str, Any]) -> Async
 def list_filters(
     state: str | Iterable[str] | None, metadata: Mapping[str, str] | None, template: str | None
 ) -> dict[str, Any]:
+    for key in metadata or {}:
+        if "=" in key:  # the filter is KEY=VALUE: it would look for another key
+            raise InvalidRequest.of(
+                "metadata", "cannot be looked for by this key", given=key, allowed="a key without ="
+            )
     states = [state] if isinstance(state, str) else list(state or ())
     return {
         "state": states or None,

@@ -9,7 +9,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from skerry.core.errors import InternalError, InvalidRequest
+from skerry.core.errors import InvalidRequest
+from skerry.node import host_disk
 
 CLUSTER_BITS: Final = 16
 CLUSTER: Final = 1 << CLUSTER_BITS
@@ -60,7 +61,10 @@ def empty_layer(size: int, backing: str, backing_format: str = "raw") -> bytes:
 
 
 def create(path: Path, base: Path, size: int, *, backing_format: str = "raw") -> None:
-    """Make the layer of `size` bytes. Raises InvalidRequest (`disk_mb`) where a raw base is larger, InternalError."""
+    """Make the layer of `size` bytes.
+
+    Raises InvalidRequest (`disk_mb`) where a raw base is larger, NoSpace, InternalError.
+    """
     try:
         smallest = base.stat().st_size if backing_format == "raw" else 0
         if size < smallest:
@@ -72,4 +76,4 @@ def create(path: Path, base: Path, size: int, *, backing_format: str = "raw") ->
         with os.fdopen(fd, "wb") as file:
             file.write(empty_layer(size, str(base.resolve()), backing_format))
     except (OSError, ValueError) as error:
-        raise InternalError(f"the disk could not be made: {error}", step="disk") from error
+        raise host_disk.failure(error, "the disk could not be made", "disk") from error

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from skerry.core import ids
-from skerry.core.errors import Conflict, InternalError
+from skerry.core.errors import Conflict
+from skerry.node import host_disk
 from skerry.node.agents import AgentLink, Agents, end
 from skerry.node.aio import finish, in_thread
 from skerry.node.contract import NodePaused, NodeSandbox, NodeSnapshot
@@ -146,7 +147,7 @@ class Acts:
         except BaseException as error:
             keep.images.discard(snapshot_id)
             if isinstance(error, OSError):
-                raise InternalError(f"the snapshot could not be kept: {error}", step="image") from error
+                raise host_disk.failure(error, "the snapshot could not be kept", "image") from error
             raise
         return manifest
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from skerry.core.errors import InternalError, NotFound
+from skerry.node import host_disk
 from skerry.node.memory import manifest as manifests
 from skerry.node.memory.digest import digest
 from skerry.node.memory.manifest import FileSum, Manifest
@@ -35,7 +36,7 @@ class Images:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(mode=0o700)
         except OSError as error:
-            raise InternalError(f"{staging} cannot be made: {error}", step="image") from error
+            raise host_disk.failure(error, f"{staging} cannot be made", "image") from error
         return MemoryImage.below(staging)
 
     def sums(self, image_id: str) -> dict[str, FileSum]:
@@ -57,7 +58,7 @@ class Images:
             staging.rename(self._directory / manifest.image_id)
             _sync(self._directory)
         except OSError as error:
-            raise InternalError(f"the image cannot be kept: {error}", step="image") from error
+            raise host_disk.failure(error, "the image cannot be kept", "image") from error
 
     def discard(self, image_id: str) -> None:
         """Forget a staged image. Idempotent."""

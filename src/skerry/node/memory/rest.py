@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from skerry.core import ids
-from skerry.core.errors import InternalError, SkerryError
+from skerry.core.errors import SkerryError
+from skerry.node import host_disk
 from skerry.node.agents import AgentLink, Agents
 from skerry.node.aio import finish, in_thread, log
 from skerry.node.birth import Steps, assemble, awaken
@@ -92,7 +93,7 @@ def _sync_layers(resources: Resources, entry: Entry) -> None:
             finally:
                 os.close(fd)
     except OSError as error:
-        raise InternalError(f"the disk could not be kept: {error}", step="disk") from error
+        raise host_disk.failure(error, "the disk could not be kept", "disk") from error
 
 
 def describe(resources: Resources, paused: Entry, timings_ms: dict[str, float]) -> NodePaused:

@@ -6,7 +6,6 @@ private mapping of a file, so what the guest wrote is found in the kernel's page
 """
 
 import asyncio
-import errno
 import os
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from skerry.core.errors import InternalError, NoSpace, SkerryError
+from skerry.core.errors import InternalError
+from skerry.node import host_disk
 from skerry.node.aio import finish, in_thread
 from skerry.node.memory import pages, ramfile
 from skerry.node.vmm.driver import MemoryImage, Saved
@@ -87,7 +87,7 @@ async def save(
         for file in (target.ram, target.devices):
             file.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise _wrapped(error) from error
+            raise host_disk.failure(error, "the memory could not be saved", "save") from error
         raise
     return Saved(size, timings.ms)
 
@@ -177,9 +177,3 @@ def _sync(target: MemoryImage) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _wrapped(error: OSError) -> SkerryError:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return NoSpace("the host's disk is full: the memory was not saved", code="host_disk_full")
-    return InternalError(f"the memory could not be saved: {error}", step="save")
