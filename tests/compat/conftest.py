@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skerry import Sandbox
-from support.clients import Case, Runners
+from support.clients import Case, Runners, by_address, e2b_key
 from support.names import Names
 from support.server import Server, free_port
 
@@ -18,12 +18,7 @@ DOMAIN = "boxes.test"
 
 @pytest.fixture(scope="session")
 def e2b_env(server: Server) -> dict[str, str]:
-    """What leads an E2B client to the server."""
-    return {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url, "E2B_API_KEY": e2b_key(server)}
-
-
-def e2b_key(server: Server) -> str:
-    return f"e2b_{server.api_key.encode('ascii').hex()}"
+    return by_address(server)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,9 @@ globalThis.compat = { client: (name) => packages(name), atEnd: [], Skipped, envi
 const write = process.stdout.write.bind(process.stdout)
 process.stdout.write = process.stderr.write.bind(process.stderr) // what cases print goes to the log
 
+// What a client lets go unheard, after a request that was given up, must not end the cases that follow.
+process.on('unhandledRejection', (error) => console.error('unhandled:', error))
+
 async function answer(run) {
   try {
     await run()

