@@ -33,7 +33,7 @@ def measure(server: Server) -> list[Row]:
     rows += memory.rows(server, client, next(r.value for r in rows if r.what.startswith("guest's own")))
     rows += neighbours.rows(client)
     rows += restart_rows(server, client)
-    rows += redaction.rows(client)
+    rows += redaction.rows(server, client)
     return rows
 
 

@@ -154,6 +154,30 @@ async def test_a_line_that_breaks_gives_first_what_was_held_back(house: House, b
         await rest(stream)
 
 
+async def test_who_stops_reading_in_the_middle_of_a_value_has_seen_none_of_it(house: House, box: Sandbox) -> None:
+    process_id = (await start(house, box)).process.process_id
+    guest(house, box).emit(process_id, b"a " + RAW[:14])
+    stream = await house.services.processes.attach(house.me, box.id, process_id, follow=False)
+    assert await rest(stream) == b"a " + b"*" * 14
+    guest(house, box).emit(process_id, RAW[14:] + b"!")
+    guest(house, box).finish(process_id)
+    again = await house.services.processes.attach(house.me, box.id, process_id, stdout_offset=16)
+    assert await rest(again, 16) == STARS[14:] + b"!"
+
+
+async def test_what_comes_later_has_its_own_time(house: House, box: Sandbox) -> None:
+    """Output that goes on does not run out the time of a beginning that has only just come."""
+    stream = await start(house, box)
+    process_id = stream.process.process_id
+    said = b""
+    for _ in range(40):  # each piece ends in what may be a value's beginning, and the next one shows that it is not
+        said += b"x" + RAW[:10]
+        guest(house, box).emit(process_id, (b"" if said == b"x" + RAW[:10] else b"-") + b"x" + RAW[:10])
+    guest(house, box).finish(process_id)
+    seen = await rest(stream)
+    assert seen == b"-".join([b"x" + RAW[:10]] * 40)
+
+
 async def test_closing_leaves_no_reader_behind(house: House, box: Sandbox) -> None:
     stream = await start(house, box)
     guest(house, box).emit(stream.process.process_id, RAW[:10])

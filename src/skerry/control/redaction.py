@@ -12,8 +12,9 @@ from skerry.core.errors import InvalidRequest, SkerryError
 from skerry.core.models import Exited, Gap, Output, ProcessEvent, ProcessInfo, Stream
 from skerry.core.redact import RedactedStream, Redactor
 
-HOLD_S: Final = 0.05
-"""So long may a byte wait for what tells whether it belongs to a secret."""
+HOLD_S: Final = 0.025
+"""So long may what is held back wait for what tells whether it belongs to a secret. A byte that comes while another
+waits may have its turn after that one: none waits for more than twice as long."""
 _CLIPPED: Final = re.compile(r"…( \(\d+ [a-z]+\))?\Z")
 """What is put where a text was cut."""
 
@@ -66,8 +67,8 @@ class Redaction:
             return reading.result()
         except (SkerryError, StopAsyncIteration) as error:
             self._over = error
-            for stream, place in self._streams.items():
-                self._give(stream, place, place.text.flush())
+            for stream, place in self._streams.items():  # not the process's end: another reader may get the rest
+                self._give(stream, place, place.text.flush(early=True))
             return None
 
     def take(self, event: ProcessEvent) -> None:
@@ -95,8 +96,8 @@ class Redaction:
         for stream, place in self._streams.items():
             if place.text.held == 0:
                 place.due = None
-            elif place.due is None:
-                place.due = now + HOLD_S
+            elif place.due is None or place.at >= place.waiting:
+                place.due, place.waiting = now + HOLD_S, place.at + place.text.held
             elif place.due <= now:
                 self._give(stream, place, place.text.flush(early=True))
                 place.due = None
@@ -119,14 +120,15 @@ class Redaction:
 class _Place:
     """Where one stream is."""
 
-    __slots__ = ("at", "due", "text")
+    __slots__ = ("at", "due", "text", "waiting")
 
     def __init__(self, text: RedactedStream, at: int) -> None:
         self.text = text
         self.at = at
         """The offset of what is given next."""
         self.due: float | None = None
-        """When what is held back is to be given, on the loop's clock."""
+        """When what is held back before the offset `waiting` is to be given, on the loop's clock."""
+        self.waiting = 0
 
 
 # ------------------------------------------------------------------------------------------------------------ the rest
