@@ -5,13 +5,14 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skerry.core.errors import Unavailable
-from skerry.core.models import CuratedRule
+from skerry.core.models import CuratedRule, NetworkEvent
 from skerry.sdk import AsyncClient, AsyncSandbox, EgressPolicy, NetworkInfo
 from support.api_server import Api, running_api
 
@@ -134,6 +135,44 @@ async def test_who_may_do_what(api: Api) -> None:
         content = {"mode": "open"} if method == "PUT" else None
         assert (await api.http.request(method, path, json=content, headers=runner)).status_code == wanted, path
     assert layers(api, box)[0] == PROJECT
+
+
+async def test_what_it_did_is_told(api: Api) -> None:
+    box = await api.sandbox()
+    at, rule = datetime(2026, 1, 1, tzinfo=UTC), "project: allow a.test"
+    told = [
+        NetworkEvent(box, at, "look_up", False, "project: no rule allows it", "evil.test\x1b[31m\0", record="A"),
+        NetworkEvent(box, at, "connection", True, rule, "a.test", "192.0.2.1", 443, None, None, 10, 20, 1.5),
+        NetworkEvent(box, at, "connection", True, rule, "a.test", None, 443, error="unreachable"),
+        NetworkEvent(box, at, "packet", False, "no rule allows it", None, "192.0.2.9", 22, protocol="tcp", count=7),
+    ]
+    await api.http.delete(f"/v1/sandboxes/{box}")  # the last words come when it is over
+    for event in told:
+        api.node.tell_traffic(event)
+    path, found = f"/v1/sandboxes/{box}/network/events", []
+    async with asyncio.timeout(20):
+        while len(found) < len(told):
+            found = (await api.http.get(path)).json()["items"]
+    assert [event["kind"] for event in found] == [event.kind for event in told]
+    assert (found[1]["sent_bytes"], found[1]["received_bytes"], found[1]["duration_ms"]) == (10, 20, 1.5)
+    assert (found[3]["count"], found[3]["protocol"], found[3]["address"]) == (7, "tcp", "192.0.2.9")
+    page = (await api.http.get(path, params={"refused": "true", "limit": 1})).json()
+    assert page["items"][0]["name"].startswith("evil.test")
+    rest = (await api.http.get(path, params={"refused": "true", "cursor": page["next_cursor"]})).json()
+    assert [event["kind"] for event in rest["items"]] == ["packet"]
+    logs = (await api.http.get(f"/v1/sandboxes/{box}/logs")).json()["items"]
+    assert not [event for event in logs if event["action"].startswith("network.")]
+    async with AsyncClient(api.url, api.key) as client:
+        events = [event async for event in (await AsyncSandbox.connect(box, client=client)).network.events()]
+    assert [event.rule for event in events] == [event.rule for event in told]
+    command = [str(Path(sys.executable).parent / "skerry"), "net", box]
+    environment = {"SKERRY_API_URL": api.url, "SKERRY_API_KEY": api.key}
+    shown = await asyncio.to_thread(
+        subprocess.run, command, env=environment, capture_output=True, check=True, timeout=60
+    )
+    assert b"\x1b" not in shown.stdout
+    assert b"10 sent 20 received" in shown.stdout
+    assert b"x7" in shown.stdout
 
 
 async def test_a_node_that_refuses_gets_it_later(api: Api) -> None:

@@ -1,5 +1,6 @@
 """What may leave a sandbox, set through the API, in real sandboxes: it holds at once, and survives whatever they do."""
 
+import contextlib
 import http.server
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from skerry import Client, InvalidRequest, Sandbox
+from skerry.sdk import NetworkEvent
 from support.server import Server
 from support.waiting import wait_until
 
@@ -26,7 +28,8 @@ class Web(http.server.BaseHTTPRequestHandler):
         if self.path == "/slow":
             self.wfile.flush()
             self.over.wait(120)
-        self.wfile.write(b"lo\n")
+        with contextlib.suppress(OSError):  # it was cut
+            self.wfile.write(b"lo\n")
 
     def log_message(self, *_: object) -> None:
         pass
@@ -124,6 +127,31 @@ def test_nobody_within_can_change_it(client: Client, rules: list[str]) -> None:
         sandbox.run("; ".join(tricks), user="root")
         assert "hello" not in fetch(sandbox, "a.test")
         assert fetch(sandbox, "b.test") == REFUSED % "b.test"
+
+
+def test_what_passed_and_what_did_not_is_in_the_record(client: Client, rules: list[str]) -> None:
+    with Sandbox.create(client=client, memory_mb=256) as sandbox:
+
+        def told(**what: object) -> NetworkEvent | None:
+            found = [e for e in sandbox.network.events() if all(getattr(e, name) == v for name, v in what.items())]
+            return found[0] if found else None
+
+        assert fetch(sandbox, "a.test") == "hello\n"
+        fetch(sandbox, "evil.test")
+        assert sandbox.run("curl -sS -m 20 http://192.0.2.1/").exit_code == 7  # at once
+        wait_until(lambda: told(kind="packet", address="192.0.2.1", port=80, allowed=False), 60)
+        wait_until(lambda: told(kind="connection", name="a.test", port=80), 60)
+    passed = told(kind="connection", name="a.test")  # of one that is over, too
+    assert passed is not None
+    assert (passed.allowed, passed.rule, passed.address) == (True, f"project: allow {rules[0]}", "127.0.0.1")
+    assert passed.sent_bytes > 0
+    assert passed.received_bytes > len("hello\n")
+    assert passed.duration_ms > 0
+    looked = told(kind="look_up", name="evil.test")
+    assert looked is not None
+    assert (looked.allowed, looked.rule) == (False, "project: no rule allows it")
+    assert all(not event.allowed for event in sandbox.network.events(refused=True))
+    assert not any(event["action"].startswith("network.") for event in sandbox.logs())
 
 
 def test_a_tunnel_leads_only_where_the_operator_has_opened(own: Server, client: Client) -> None:

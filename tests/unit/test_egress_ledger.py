@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from skerry.core.models import NetworkEvent
 from skerry.core.policy import Verdict
 from skerry.egress.dns import Lookup
-from skerry.egress.ledger import KINDS_MAX, Ledger
+from skerry.egress.ledger import KINDS_AT_ONCE, KINDS_MAX, Ledger
 from skerry.egress.relay import Connection
 from skerry.node.net.refused import Refused, parse
 
@@ -34,6 +34,17 @@ async def test_a_flood_of_kinds_is_counted_exactly() -> None:
     ledger.close()
     assert len(told) <= KINDS_MAX + 1
     assert sum(event.count for event in told) == 10_000
+
+
+async def test_a_long_flood_of_different_names_is_told_slowly_and_counted_whole() -> None:
+    told: list[NetworkEvent] = []
+    ledger = Ledger("sb1", told.append)
+    for window in range(50):
+        for number in range(KINDS_MAX):
+            ledger.look_up(Lookup(f"x{window}-{number}.evil.test", "A", NO))
+        ledger.close()
+    assert len(told) < KINDS_AT_ONCE + 200
+    assert sum(event.count for event in told) == 50 * KINDS_MAX
 
 
 async def test_connections_add_up_their_bytes() -> None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from skerry.api.schemas import NetworkView, Rules, Strict, View
+from skerry.api.schemas import NetworkView, Query, Rules, Strict, View
 
 
 class PutEgress(Strict):
@@ -63,3 +63,32 @@ class LayerView(View):
 class NetworkInForce(View):
     network: NetworkView | None
     layers: list[LayerView]
+
+
+class NetworkEvents(Query):
+    refused: bool = Field(default=False, description="Only what was not allowed")
+    limit: int = Field(default=100, ge=1, le=1000)
+    cursor: str | None = None
+
+
+class NetworkEventView(View):
+    id: str
+    at: str
+    kind: Literal["look_up", "connection", "packet"]
+    allowed: bool
+    rule: str
+    name: str | None
+    address: str | None
+    port: int | None
+    record: str | None
+    protocol: str | None
+    sent_bytes: int
+    received_bytes: int
+    duration_ms: float
+    error: str | None
+    count: int
+
+
+class NetworkEventPage(View):
+    items: list[NetworkEventView]
+    next_cursor: str | None

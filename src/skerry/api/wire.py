@@ -11,7 +11,16 @@ from typing import Any
 
 from starlette.responses import Response
 
-from skerry.control import ApiKey, EgressPolicy, ImageInfo, PoolStatus, ProjectEgress, SandboxNetwork, Spread
+from skerry.control import (
+    TRAFFIC_ACTIONS,
+    ApiKey,
+    EgressPolicy,
+    ImageInfo,
+    PoolStatus,
+    ProjectEgress,
+    SandboxNetwork,
+    Spread,
+)
 from skerry.core.audit import AuditEvent
 from skerry.core.models import (
     Exited,
@@ -140,6 +149,23 @@ def network_in_force(found: SandboxNetwork) -> dict[str, Any]:
         for layer in found.layers
     ]
     return {"network": network(found.own), "layers": layers}
+
+
+KINDS = {action: kind for kind, action in TRAFFIC_ACTIONS.items()}
+_NO_TRAFFIC: dict[str, Any] = {
+    **dict.fromkeys(("name", "address", "port", "record", "protocol", "error")),
+    **dict.fromkeys(("sent_bytes", "received_bytes", "duration_ms"), 0),
+}
+
+
+def network_event(event: AuditEvent) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "at": timestamp(event.at),
+        "kind": KINDS[event.action],
+        **_NO_TRAFFIC,
+        **event.detail,
+    }
 
 
 def secret(found: Secret) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 # ruff: noqa: FBT002 - a flag of the command line is a parameter with a default
 
+import sys
+import time
 from typing import Annotated, Literal
 
 import typer
 
-from skerry.cli.output import JsonOption, guarded, note, write_fields, write_json, write_table
-from skerry.cli.sandboxes import Allow, Deny, Id, NoNetwork, network_options
+from skerry.cli.output import JsonOption, guarded, moment, note, printable, write_fields, write_json, write_table
+from skerry.cli.sandboxes import FOLLOW_S, Allow, Deny, Id, NoNetwork, network_options
 from skerry.core.errors import InvalidRequest
-from skerry.sdk import Client, NetworkInForce, ProjectEgress, Sandbox
+from skerry.sdk import Client, NetworkEvent, NetworkInForce, ProjectEgress, Sandbox
 
 app = typer.Typer(
     help="What may leave sandboxes: show, set, reset, narrow.",
@@ -115,6 +117,43 @@ def narrow(
         return
     write_fields([("mode", done.mode), ("allow", " ".join(done.allow)), ("deny", " ".join(done.deny))])
     note(f"{done.connections_cut} connections were cut")
+
+
+def traffic(
+    sandbox: Id,
+    refused: Annotated[bool, typer.Option("--refused", help="Only what was not allowed.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the sandbox is over.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what a sandbox looked up and connected to, and what was refused (with --json: NDJSON)."""
+    with Sandbox.connect(sandbox) as box:
+        seen = 0
+        while True:
+            over = box.info().state in ("killed", "error")
+            found = list(box.network.events(refused=refused))
+            for event in found[seen:]:
+                if as_json:
+                    write_json(event)
+                else:
+                    sys.stdout.write(printable(_line(event)) + "\n")
+                    sys.stdout.flush()
+            seen = len(found)
+            if over or not follow:
+                return
+            time.sleep(FOLLOW_S)
+
+
+def _line(event: NetworkEvent) -> str:
+    host = event.name or event.address or ""
+    where = (
+        f"{host}:{event.port}" if event.port is not None else f"{host} {event.record or event.protocol or ''}".strip()
+    )
+    words = [moment(event.at) or "", event.kind, "allowed" if event.allowed else "refused", where]
+    if event.kind == "connection" and event.allowed:
+        to = f"to {event.address} " if event.name and event.address else ""
+        words.append(f"{to}{event.sent_bytes} sent {event.received_bytes} received {event.duration_ms / 1000:.1f} s")
+    words += [f"x{event.count}"] if event.count > 1 else []
+    return "  ".join([*words, event.error or event.rule])
 
 
 def _write_layers(found: NetworkInForce, *, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from skerry.control.server import ServerInfo
 from skerry.control.services import Services, open_services
 from skerry.control.streams import Held
 from skerry.control.templates import Template
+from skerry.control.traffic import ACTIONS as TRAFFIC_ACTIONS
 from skerry.control.watching import HeldWatch
 from skerry.node.contract import ImageInfo, PoolStatus
 from skerry.store import ApiKey, EgressPolicy, Page
@@ -23,6 +24,7 @@ from skerry.store import ApiKey, EgressPolicy, Page
 __all__ = [
     "ALL_SCOPES",
     "SECRET_PATTERN",
+    "TRAFFIC_ACTIONS",
     "ApiKey",
     "AuditEvent",
     "ControlConfig",

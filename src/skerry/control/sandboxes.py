@@ -14,6 +14,7 @@ from skerry.control.origin import made_of
 from skerry.control.passages import IN_PASSAGE, Passages
 from skerry.control.principal import Principal, Scope
 from skerry.control.service import Context, Service
+from skerry.control.traffic import PREFIX as TRAFFIC
 from skerry.core.errors import Conflict
 from skerry.core.lifecycle import FINAL, EndReason, Event, State, gone
 from skerry.core.limits import check_range, refuse
@@ -279,14 +280,20 @@ class Sandboxes(Service):
         newest_first: bool = False,
     ) -> Page[AuditEvent]:
         """What was done to it and in it, oldest first unless `newest_first`; of one that is over too. Both times belong
-        to what is asked for."""
+        to what is asked for. What it looked up and connected to is `Traffic`'s to tell."""
         principal.require(Scope.READ)
         refuse(check_range("limit", limit, 1, EVENTS_MAX))
         await self._access.record(principal, sandbox_id)
         await self._sink.flush()
         async with self._store.read() as tx:
             return await tx.audit.of_subject(
-                sandbox_id, limit=limit, cursor=cursor, since=since, until=until, newest_first=newest_first
+                sandbox_id,
+                limit=limit,
+                cursor=cursor,
+                since=since,
+                until=until,
+                newest_first=newest_first,
+                without=TRAFFIC,
             )
 
     async def console(self, principal: Principal, sandbox_id: str, *, limit: int = 65_536) -> bytes:

@@ -38,6 +38,7 @@ from skerry.control.step_tokens import StepTokens
 from skerry.control.templates import Templates
 from skerry.control.timers import Timers
 from skerry.control.tokens import KEY_BYTES, SandboxTokens
+from skerry.control.traffic import Traffic
 from skerry.control.vault import VERSIONS_KEPT, Vault
 from skerry.core.errors import SkerryError, Unavailable
 from skerry.node.contract import Node
@@ -70,6 +71,7 @@ class Services:
     step_tokens: StepTokens
     vault: Vault
     egress: Egress
+    traffic: Traffic
 
 
 @asynccontextmanager
@@ -119,6 +121,7 @@ async def open_services(store: Store, node: Node, config: ControlConfig | None =
             step_tokens=StepTokens(context, access, delivery),
             vault=vault,
             egress=Egress(context, access),
+            traffic=Traffic(context, access),
         )
         loops = Owned()
         stack.push_async_callback(loops.aclose, 0)
@@ -132,6 +135,8 @@ async def open_services(store: Store, node: Node, config: ControlConfig | None =
         await reconcile.at_start()
         await snapshots.at_start()
         await services.egress.at_start()
+        for node_id, each in nodes.items():
+            loops.spawn(services.traffic.follow(node_id, each), f"traffic of {node_id}")
         loops.spawn(timers.run(), "timers")
         loops.spawn(services.sampler.run(), "sampler")
         stack.push_async_callback(_note_uses, keys)

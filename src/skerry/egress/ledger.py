@@ -1,8 +1,8 @@
 """Every look-up and connection is told, and a flood of them costs a bounded amount: what is alike is counted.
 
 The first of a kind within a window is told at once; those after it are counted and told together when the window ends.
-Of kinds there are at most `KINDS_MAX` in a window; the rest is counted too, in one event without a name. So the counts
-are exact, whatever a sandbox does.
+Of kinds there are at most `KINDS_MAX` in a window, and in the long run `KINDS_A_SECOND`; the rest is counted too, in
+one event without a name. So the counts are exact, whatever a sandbox does, and its record grows slowly.
 """
 
 import asyncio
@@ -13,10 +13,13 @@ from typing import Any, Final
 
 from skerry.core.models import NetworkEvent
 from skerry.egress.dns import Lookup
+from skerry.egress.rate import Bucket
 from skerry.egress.relay import Connection
 
 WINDOW_S: Final = 1.0
 KINDS_MAX: Final = 100
+KINDS_A_SECOND: Final = 10.0
+KINDS_AT_ONCE: Final = 500.0
 REST: Final = "more than can be told one by one"
 
 
@@ -28,6 +31,7 @@ class Ledger:
         self._publish = publish
         self._seen: dict[Any, NetworkEvent] = {}
         """Of this window: what of each kind is still to be told (`count` 0: nothing)."""
+        self._kinds = Bucket(KINDS_A_SECOND, KINDS_AT_ONCE)
         self._timer: asyncio.TimerHandle | None = None
 
     def look_up(self, found: Lookup) -> None:
@@ -73,7 +77,7 @@ class Ledger:
     def _tell(self, event: NetworkEvent) -> None:
         key = (event.kind, event.allowed, event.rule, event.name, event.address, event.port, event.record, event.error)
         known = self._seen.get(key)
-        if known is None and len(self._seen) >= KINDS_MAX:
+        if known is None and (len(self._seen) >= KINDS_MAX or not self._kinds.take()):
             key = (event.kind, event.allowed)
             known = self._seen.get(key)
             if known is None:

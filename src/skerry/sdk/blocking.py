@@ -138,6 +138,7 @@ class Network(Twin[AsyncNetwork]):
 
     get = blocking(AsyncNetwork.get)
     update = blocking(AsyncNetwork.update)
+    events = streaming(AsyncNetwork.events)
 
 
 class Client(Twin[AsyncClient]):

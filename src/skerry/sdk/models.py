@@ -105,6 +105,33 @@ class NetworkInForce:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkEvent:
+    """A look-up, a connection (told at its end) or a refused packet of a sandbox."""
+
+    id: str
+    at: datetime
+    kind: str
+    """"look_up", "connection" or "packet"."""
+    allowed: bool
+    rule: str
+    """What decided, such as "project: allow pypi.example"."""
+    name: str | None = None
+    address: str | None = None
+    port: int | None = None
+    record: str | None = None
+    """Of a look-up: the type of record."""
+    protocol: str | None = None
+    """Of a packet."""
+    sent_bytes: int = 0
+    """From the sandbox."""
+    received_bytes: int = 0
+    duration_ms: float = 0.0
+    error: str | None = None
+    count: int = 1
+    """So many alike within a second, told at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class EgressPolicy:
     template: str | None
     """None: the project's own."""

@@ -1,11 +1,12 @@
 """What may leave a sandbox: its own rules, within the policy of its project (`client.egress`)."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal, TypedDict
 
 from skerry.core.errors import InvalidRequest
-from skerry.sdk.client import Call, Connection, segment
-from skerry.sdk.models import NetworkChange, NetworkInForce, parse
+from skerry.sdk.client import Call, Connection, pages, segment
+from skerry.sdk.io import AsyncStream
+from skerry.sdk.models import NetworkChange, NetworkEvent, NetworkInForce, parse
 
 
 class NetworkOptions(TypedDict, total=False):
@@ -55,3 +56,13 @@ class AsyncNetwork:
         """
         call = Call("PUT", self._path, json=network_body(network), again=True, about=self._about)
         return parse(NetworkChange, await self._connection.send(call))
+
+    def events(self, *, refused: bool = False) -> AsyncStream[NetworkEvent]:
+        """What it looked up and connected to, oldest first. `refused`: only what was not allowed."""
+        query = {"refused": refused, "limit": 1000}
+
+        async def found() -> AsyncGenerator[NetworkEvent, None]:
+            async for item in pages(self._connection, f"{self._path}/events", query):
+                yield parse(NetworkEvent, item)
+
+        return AsyncStream(found())

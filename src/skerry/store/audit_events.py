@@ -51,14 +51,24 @@ class AuditEvents:
         since: datetime | None = None,
         until: datetime | None = None,
         newest_first: bool = False,
+        only: str | None = None,
+        without: str | None = None,
+        outcome: Outcome | None = None,
     ) -> Page[AuditEvent]:
-        """Records of one sandbox, oldest first unless `newest_first`; both times belong to what is asked for."""
+        """Records of one sandbox, oldest first unless `newest_first`; both times belong to what is asked for. `only`
+        and `without`: how actions begin that are asked for, and that are not."""
         e = audit_events.c
         query = select(audit_events).where(e.subject == subject)
         if since is not None:
             query = query.where(e.at >= since)
         if until is not None:
             query = query.where(e.at <= until)
+        if only is not None:
+            query = query.where(e.action.startswith(only, autoescape=True))
+        if without is not None:
+            query = query.where(~e.action.startswith(without, autoescape=True))
+        if outcome is not None:
+            query = query.where(e.outcome == outcome.value)
         if cursor is not None:
             (last,) = decode_cursor(cursor, int)
             query = query.where(e.seq < last if newest_first else e.seq > last)

@@ -68,6 +68,15 @@ async def put_network(request: Request) -> Response:
     return wire.Json({**(wire.network(box.spec.network) or {}), "connections_cut": cut})
 
 
+async def events(request: Request) -> Response:
+    principal = await principal_of(request)
+    asked = requests.query(request, shapes.NetworkEvents)
+    page = await services_of(request).traffic.events(
+        principal, request.path_params["sandbox_id"], refused=asked.refused, limit=asked.limit, cursor=asked.cursor
+    )
+    return wire.Json({"items": [wire.network_event(event) for event in page.items], "next_cursor": page.next_cursor})
+
+
 operations.add(
     router,
     "GET",
@@ -133,4 +142,14 @@ operations.add(
     answers={200: shapes.NetworkSet},
     errors=operations.SANDBOX,
     body=schemas.PutNetwork,
+)
+operations.add(
+    router,
+    "GET",
+    "/sandboxes/{sandbox_id}/network/events",
+    events,
+    summary="What it looked up and connected to, and what was refused, oldest first",
+    answers={200: shapes.NetworkEventPage},
+    errors=(*operations.COMMON, 404),
+    query=shapes.NetworkEvents,
 )

@@ -9,7 +9,6 @@ import contextlib
 import socket
 import struct
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -22,6 +21,7 @@ from skerry.core.policy import ALL_PORTS, Mode, Policy, Ports, policy_of
 from skerry.egress import dns
 from skerry.egress.ledger import Ledger
 from skerry.egress.names import NameTable
+from skerry.egress.rate import Bucket
 from skerry.egress.relay import Relay, destination
 from skerry.egress.upstream import Upstream
 from skerry.node.aio import TaskSet, in_thread, log
@@ -35,24 +35,6 @@ DNS_RATE: Final = 200.0
 DNS_CONNECTIONS_MAX: Final = 32
 DNS_IDLE_S: Final = 10.0
 EVERYWHERE: Final = IPv4Network("0.0.0.0/0")
-
-
-class Bucket:
-    """Lets `rate` a second through, and as many at once."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._left = rate
-        self._at = time.monotonic()
-
-    def take(self) -> bool:
-        now = time.monotonic()
-        self._left = min(self._rate, self._left + (now - self._at) * self._rate)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
 
 
 class NameFile:
