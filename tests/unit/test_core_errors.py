@@ -1,6 +1,8 @@
 """Every error has a code, a status and a retry class, and says nothing at length."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +47,23 @@ def test_one_field_at_a_time() -> None:
     error = InvalidRequest.of("cpu", "must be from 1 to 8", given=9, allowed="1..8")
     assert str(error) == "cpu: must be from 1 to 8"
     assert error.problems == (Problem("cpu", "must be from 1 to 8", 9, "1..8"),)
+
+
+SOURCE = Path(errors.__file__).parents[1]
+JUDGES = ("core", "control", "store", "api/v1", "api/requests.py")
+"""Where requests are judged."""
+
+
+def test_whoever_names_a_wrong_field_says_what_is_allowed():
+    silent, found = [], 0
+    for place in JUDGES:
+        path = SOURCE / place
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            for call in ast.walk(ast.parse(file.read_text())):
+                if isinstance(call, ast.Call) and (name := ast.unparse(call.func)) in {"Problem", "InvalidRequest.of"}:
+                    found += 1
+                    said = "allowed" in {k.arg for k in call.keywords} or (name == "Problem" and len(call.args) == 4)
+                    if not said:
+                        silent.append(f"{file.relative_to(SOURCE)}:{call.lineno}")
+    assert found > 50
+    assert silent == []

@@ -52,6 +52,7 @@ PATH_PARAMETERS: Final = {
     "snapshot": "A snapshot's id or name",
     "secret": "A secret's name",
     "template": "A template's name",
+    "token": "A step token's id",
 }
 
 

@@ -115,7 +115,7 @@ def content_length(request: Request) -> int | None:
     if value is None:
         return None
     if not (value.isascii() and value.isdigit()):
-        raise InvalidRequest.of("Content-Length", "must be a number", given=value)
+        raise InvalidRequest.of("Content-Length", "must be a number", given=value, allowed="decimal digits")
     return int(value)
 
 
@@ -123,7 +123,7 @@ def header(connection: HTTPConnection, name: str) -> str | None:
     """A header that may be given once. Raises InvalidRequest for one that is given twice: either could be meant."""
     values = connection.headers.getlist(name)
     if len(values) > 1:
-        raise InvalidRequest.of(name.title(), "is given more than once")
+        raise InvalidRequest.of(name.title(), "is given more than once", allowed="once")
     return values[0] if values else None
 
 
@@ -150,7 +150,7 @@ def query(connection: HTTPConnection, model: type[M]) -> M:
         if field is not None and _is_list(field):
             values.setdefault(name, []).append(value)
         elif name in values:
-            raise InvalidRequest.of(name, "is given more than once")
+            raise InvalidRequest.of(name, "is given more than once", allowed="once")
         else:
             values[name] = value
     return validate(model, values)
@@ -190,7 +190,7 @@ def _problem(model: type[BaseModel], detail: Any) -> Problem:
         names = ", ".join(known) if len(location) == 1 else None
         return Problem(field, "is not known here", None, names)
     if kind == "missing":
-        return Problem(field, "is needed")
+        return Problem(field, "is needed", None, "a value")
     if (location and location[0] in SECRET_FIELDS) or isinstance(given, (dict, list)):
         given = type(given).__name__
     if kind in {"greater_than_equal", "less_than_equal"}:
@@ -244,7 +244,7 @@ def key_of(connection: HTTPConnection) -> str:
             raise Unauthenticated("the Authorization header is not of the form: Bearer KEY", code="key_missing")
         bearer = rest.strip()
     if bearer is not None and plain is not None and bearer != plain.strip():
-        raise InvalidRequest.of("X-API-Key", "is not the key that the Authorization header gives")
+        raise InvalidRequest.of("X-API-Key", "is not the key that the Authorization header gives", allowed="one key")
     key = bearer if bearer is not None else (plain or "").strip()
     if not key:
         raise Unauthenticated("give an API key: Authorization: Bearer KEY, or X-API-Key: KEY", code="key_missing")

@@ -17,6 +17,11 @@ MASK_MAX: Final = 255
 PAGE_MAX: Final = 100
 PTY_MAX: Final = 4096
 TAG_MAX: Final = 256
+NO_HALVES: Final = "text without NUL and without half of a surrogate pair"
+"""Which stands for a byte that is not UTF-8 only in U+DC80 to U+DCFF."""
+TEXT: Final = "Unicode text without NUL"
+PATHS: Final = f"a path of 1 to {limits.PATH_BYTES_MAX} bytes"
+USERS: Final = "a user of the sandbox, by name or number"
 USER_MAX: Final = 256
 IDLE_TIMEOUT_MS_MIN: Final = 1000
 COMMAND_TIMEOUT_MS_MAX: Final = 2**53
@@ -74,7 +79,9 @@ def check_env(field: str, env: Mapping[str, str]) -> Iterator[Problem]:
     """As `core.limits` says; a text that has no byte form is refused too."""
     whole = {key: value for key, value in env.items() if has_bytes(value)}
     yield from (
-        Problem(f"{field}.{key[:40]}", "holds a character that no byte stands for") for key in env if key not in whole
+        Problem(f"{field}.{key[:40]}", "holds a character that no byte stands for", None, NO_HALVES)
+        for key in env
+        if key not in whole
     )
     yield from limits.check_env(field, whole)
 
@@ -85,7 +92,7 @@ def check_metadata(field: str, metadata: Mapping[str, str]) -> Iterator[Problem]
     for key, value in metadata.items():
         for what, said in (("key", key), ("value", value)):
             if "\0" in said or (not said.isascii() and not _utf8(said)):
-                yield Problem(f"{field}.{_name(key)}", f"its {what} holds a NUL or is not Unicode text")
+                yield Problem(f"{field}.{_name(key)}", f"its {what} holds a NUL or is not Unicode text", None, TEXT)
 
 
 def _utf8(text: str) -> bool:
@@ -112,9 +119,9 @@ def has_bytes(text: str) -> bool:
 def check_path(field: str, path: str) -> Iterator[Problem]:
     """Its form; whether it exists is the guest's to say."""
     if not path:
-        yield Problem(field, "is empty")
+        yield Problem(field, "is empty", "", PATHS)
     elif "\0" in path or not has_bytes(path):
-        yield Problem(field, "holds a character that no path can hold", path)
+        yield Problem(field, "holds a character that no path can hold", path, NO_HALVES)
     elif (size := len(raw := path.encode("utf-8", "surrogateescape"))) > limits.PATH_BYTES_MAX:
         yield Problem(field, "is too long", f"{size} bytes", f"{limits.PATH_BYTES_MAX} bytes")
     elif (longest := max(map(len, raw.split(b"/")))) > limits.NAME_BYTES_MAX:
@@ -134,7 +141,7 @@ def refuse_paths(problems: Iterable[Problem] = (), **paths: str) -> None:
 
 def check_user(user: str | None) -> Iterator[Problem]:
     if user is not None and (not 0 < len(user) <= USER_MAX or not user.isprintable()):
-        yield Problem("user", "is not a user's name or number", user)
+        yield Problem("user", "is not a user's name or number", user, USERS)
 
 
 def check_process(spec: ProcessSpec) -> ProcessSpec:
@@ -153,15 +160,15 @@ def check_process(spec: ProcessSpec) -> ProcessSpec:
 
 def _process_problems(spec: ProcessSpec) -> Iterator[Problem]:
     if not ids.is_id(spec.process_id, ids.PROCESS):
-        yield Problem("process_id", "is not a process id", spec.process_id)
+        yield Problem("process_id", "is not a process id", spec.process_id, f"{ids.PROCESS}…")
     if (spec.argv is None) == (spec.shell is None):
-        yield Problem("command", "give exactly one of argv and command")
+        yield Problem("command", "give exactly one of argv and command", None, "argv or command")
     if spec.argv is not None and not (spec.argv and spec.argv[0]):
-        yield Problem("argv", "must start with a program's name", list(spec.argv))
+        yield Problem("argv", "must start with a program's name", list(spec.argv), "[PROGRAM, ARGUMENT…]")
     field = "argv" if spec.argv is not None else "command"
     for argument in (*(spec.argv or ()), spec.shell or ""):
         if "\0" in argument or not has_bytes(argument):
-            yield Problem(field, "holds a character that no argument can hold")
+            yield Problem(field, "holds a character that no argument can hold", None, NO_HALVES)
             break
     yield from check_env("env", spec.env)
     yield from check_user(spec.user)
@@ -207,9 +214,9 @@ def check_snapshot_name(name: str | None) -> Iterator[Problem]:
     if not limits.SNAPSHOT_NAME.fullmatch(name):
         yield Problem("name", "is not a snapshot's name", name, limits.SNAPSHOT_NAME.pattern)
     elif ids.is_id(name, ids.SNAPSHOT):
-        yield Problem("name", "has the form of a snapshot's id", name)
+        yield Problem("name", "has the form of a snapshot's id", name, "another name")
     elif name.endswith(f":{limits.TAG_DEFAULT}"):
-        yield Problem("name", "has the tag that a name without one has: leave it out", name)
+        yield Problem("name", "has the tag that a name without one has: leave it out", name, name.partition(":")[0])
 
 
 def check_page(limit: int) -> Iterator[Problem]:

@@ -222,7 +222,11 @@ class Files:
 
 
 def _check_watch(watch_id: str) -> list[Problem]:
-    return [] if ids.is_id(watch_id, ids.WATCH) else [Problem("watch_id", "is not a watch's id", watch_id)]
+    return (
+        []
+        if ids.is_id(watch_id, ids.WATCH)
+        else [Problem("watch_id", "is not a watch's id", watch_id, f"{ids.WATCH}…")]
+    )
 
 
 def _check(user: str | None, **paths: str) -> None:

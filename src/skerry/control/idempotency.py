@@ -13,7 +13,9 @@ from skerry.store import Remembered
 
 def check_key(key: str | None) -> None:
     if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
-        raise InvalidRequest.of("Idempotency-Key", "must be 1 to 255 visible ASCII characters")
+        raise InvalidRequest.of(
+            "Idempotency-Key", "must be 1 to 255 visible ASCII characters", allowed="1..255 of ! to ~"
+        )
 
 
 def request_hashes(tenant_id: str, body: Mapping[str, Any], key: str | None) -> tuple[bytes | None, bytes]:

@@ -114,9 +114,11 @@ def _check_value(value: str) -> list[Problem]:
     try:
         raw = value.encode()
     except UnicodeEncodeError:
-        return [Problem("value", "is not Unicode text")]
+        return [Problem("value", "is not Unicode text", None, "Unicode text without NUL")]
     if b"\0" in raw:
-        return [Problem("value", "holds a NUL character, which no environment can carry")]
+        return [
+            Problem("value", "holds a NUL character, which no environment can carry", None, "Unicode text without NUL")
+        ]
     if len(raw) > VALUE_BYTES_MAX:
         return [Problem("value", "is too long", f"{len(raw)} bytes", f"{VALUE_BYTES_MAX} bytes")]
     if not redactable(raw):

@@ -98,7 +98,7 @@ class Snapshots(Service):
             check_key(idempotency_key)
             refuse(list(check_snapshot_name(name)))
             if name is not None and self._nodes.has_template(name):
-                raise InvalidRequest.of("name", "is a template's name", given=name)
+                raise InvalidRequest.of("name", "is a template's name", allowed="another name", given=name)
             body = {"act": "snapshot", "sandbox_id": sandbox_id, "name": name, "memory": memory}
             if keep_secrets:
                 body["secrets"] = "keep"

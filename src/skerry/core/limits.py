@@ -67,7 +67,7 @@ def check_env(field: str, env: Mapping[str, str]) -> Iterator[Problem]:
         if not ENV_NAME.fullmatch(key):
             yield Problem(f"{field}.{key}", "is not a variable name", key, ENV_NAME.pattern)
         if "\0" in value:
-            yield Problem(f"{field}.{key}", "holds a NUL character, which no environment can carry")
+            yield Problem(f"{field}.{key}", "holds a NUL character, which no environment can carry", None, "no NUL")
         size = len(value.encode("utf-8", "surrogateescape"))
         total += len(key) + size
         if size > ENV_VALUE_BYTES_MAX:

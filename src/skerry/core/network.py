@@ -59,7 +59,7 @@ def check_within(rules: NetworkRules, outer: Sequence[EgressLayer], field: str =
     """Raises InvalidRequest `beyond_policy` that names each entry of `allow` that could never allow anything."""
     around = policy_of(outer)
     problems = [
-        Problem(f"{field}allow.{index}", "is beyond what the layers around it allow", text)
+        Problem(f"{field}allow.{index}", "is beyond what the layers around it allow", text, "what they allow")
         for index, (text, rule) in enumerate(zip(rules.allow, parse_rules("allow", rules.allow), strict=True))
         if not around.could_allow(rule)
     ]

@@ -208,7 +208,9 @@ def parse_rules(field: str, texts: Sequence[str], *, tunnels: bool = False) -> t
             problems.append(Problem(f"{field}.{index}", str(error), text, GRAMMAR))
             continue
         if rule.target is not None and not tunnels:
-            problems.append(Problem(f"{field}.{index}", "leads to a private service, which only a project may", text))
+            problems.append(
+                Problem(f"{field}.{index}", "leads to a private service, which only a project may", text, "without ->")
+            )
         rules.setdefault(rule.text, rule)
     if problems:
         raise InvalidRequest("; ".join(f"{p.field}: {p.message}" for p in problems[:5]), problems=problems)

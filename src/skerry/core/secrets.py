@@ -38,7 +38,7 @@ def check_bindings(bindings: Bindings, env: Collection[str] = ()) -> Iterator[Pr
             if not ENV_NAME.fullmatch(variable):
                 yield Problem(f"env.{variable[:60]}", "is not a variable name", variable[:200], ENV_NAME.pattern)
             elif variable in others:
-                yield Problem(f"env.{variable[:60]}", "is given twice")
+                yield Problem(f"env.{variable[:60]}", "is given twice", None, "one value")
             if not REFERENCE.fullmatch(wanted):
                 # What is no reference may be a value that somebody has put there: it is not repeated.
                 yield Problem(f"env.{variable[:60]}", "is not a reference to a secret", None, "NAME or NAME@VERSION")

@@ -52,4 +52,4 @@ def from_micros(value: int) -> datetime:
     try:
         return EPOCH + timedelta(microseconds=value)
     except OverflowError:
-        raise InvalidRequest.of("cursor", "is not a cursor of this list") from None
+        raise InvalidRequest.of("cursor", "is not a cursor of this list", allowed="a next_cursor as given") from None

@@ -47,7 +47,9 @@ def range_of(request: Request) -> Range | None:
         raise InvalidRequest.of("Range", "must be one range of bytes", given=value, allowed="bytes=FIRST-[LAST] or -N")
     first, last, suffix = (min(int(text), POSITION_MAX) if text else None for text in match.groups())
     if first is not None and last is not None and last < first:
-        raise InvalidRequest.of("Range", "ends before it begins", given=value)
+        raise InvalidRequest.of(
+            "Range", "ends before it begins", given=value, allowed="bytes=FIRST-[LAST], FIRST <= LAST"
+        )
     return Range(first, last, suffix)
 
 
@@ -144,7 +146,7 @@ async def write(request: Request) -> Response:
     principal = await principal_of(request)
     asked = requests.query(request, schemas.WriteQuery)
     if (part := request.headers.get("content-range")) is not None:
-        raise InvalidRequest.of("Content-Range", "is not possible: a file is written whole", given=part)
+        raise InvalidRequest.of("Content-Range", "is not possible: a file is written whole", given=part, allowed="none")
     found = await services_of(request).files.write(
         principal,
         request.path_params["sandbox_id"],

@@ -56,7 +56,9 @@ async def run(request: Request) -> Response:
     requests.no_query(request)
     wanted = await requests.body(request, schemas.RunCommand)
     if wanted.stream and wanted.max_output_bytes is not None:
-        raise InvalidRequest.of("max_output_bytes", "belongs to the blocking form; a stream has no such limit")
+        raise InvalidRequest.of(
+            "max_output_bytes", "belongs to the blocking form; a stream has no such limit", allowed="none"
+        )
     fed = _input(wanted.stdin)
     spec, secrets = spec_of(wanted, timeout_ms=wanted.timeout_ms, stdin=fed is not None)
     sandbox_id: str = request.path_params["sandbox_id"]
@@ -84,7 +86,7 @@ def _input(text: str | None) -> bytes | None:
     try:
         return base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError):
-        raise InvalidRequest.of("stdin", "is not base64") from None
+        raise InvalidRequest.of("stdin", "is not base64", allowed="base64 with its padding") from None
 
 
 async def _feed(services: Services, principal: Principal, sandbox_id: str, process_id: str, data: bytes) -> None:

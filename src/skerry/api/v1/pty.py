@@ -54,7 +54,7 @@ async def _open(services: Services, principal: Principal, sandbox_id: str, asked
     if asked.process is not None:
         for name in ("command", "cwd", "user", "env"):
             if getattr(asked, name) is not None:
-                raise InvalidRequest.of(name, "does not go with process: that one runs already")
+                raise InvalidRequest.of(name, "does not go with process: that one runs already", allowed="none")
         stream = await services.processes.attach(
             principal, sandbox_id, asked.process, stdout_offset=asked.stdout_offset, stderr_offset=0
         )
@@ -63,7 +63,7 @@ async def _open(services: Services, principal: Principal, sandbox_id: str, asked
             raise Conflict("that process has no terminal", code="not_a_pty", process_id=asked.process)
         return stream
     if asked.stdout_offset:
-        raise InvalidRequest.of("stdout_offset", "goes with process only")
+        raise InvalidRequest.of("stdout_offset", "goes with process only", given=asked.stdout_offset, allowed=0)
     env, secrets = _environment(asked.env)
     login = ("/bin/sh", "-c", 'exec "$(command -v bash || command -v sh)" -l') if asked.command is None else None
     spec = ProcessSpec(
@@ -89,7 +89,7 @@ def _environment(text: str | None) -> tuple[dict[str, str], Bindings]:
     try:
         found = requests.parse_json(text.encode("utf-8"))
     except (InvalidRequest, UnicodeEncodeError):
-        raise InvalidRequest.of("env", "must be a JSON object") from None
+        raise InvalidRequest.of("env", "must be a JSON object", allowed="object") from None
     return parted(requests.validate(_Environment, {"env": found}).env)
 
 

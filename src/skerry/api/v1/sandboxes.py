@@ -70,9 +70,11 @@ def _pairs(texts: list[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InvalidRequest.of("metadata", "must be of the form key=value", given=text)
+            raise InvalidRequest.of("metadata", "must be of the form key=value", given=text, allowed="key=value")
         if found.setdefault(key, value) != value:
-            raise InvalidRequest.of("metadata", "asks for two values of one key", given=key)
+            raise InvalidRequest.of(
+                "metadata", "asks for two values of one key", given=key, allowed="one value for each key"
+            )
     return found
 
 
@@ -119,7 +121,7 @@ async def logs(request: Request) -> Response:
     sandbox_id = request.path_params["sandbox_id"]
     if asked.console:
         if asked.cursor is not None:
-            raise InvalidRequest.of("cursor", "does not go with console=true")
+            raise InvalidRequest.of("cursor", "does not go with console=true", allowed="none")
         found = await sandboxes.console(principal, sandbox_id)
         return wire.Json({"console": found.decode("utf-8", "replace")})
     page = await sandboxes.events(principal, sandbox_id, limit=asked.limit, cursor=asked.cursor)

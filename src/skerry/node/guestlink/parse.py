@@ -40,6 +40,12 @@ _ERRORS: Final[dict[str, type[SkerryError]]] = {
     )
 }
 # The agent turned the host itself away: nothing was done.
+_ALLOWED = {
+    "user_not_found": "a user of the sandbox, by name or number",
+    "cwd_not_found": "a directory that is there",
+    "cwd_not_a_directory": "a directory",
+}
+"""What a guest's refusals leave unsaid, by their code."""
 _TURNED_AWAY: Final = frozenset({"wrong_token", "stale_generation", "not_identified", "protocol_version"})
 
 
@@ -122,7 +128,7 @@ def refusal(said: Any) -> SkerryError:
     if cls is errors.InvalidRequest:
         field = plain.pop("field", None) or next((k for k in ("cwd", "user", "argv0", "path") if k in plain), None)
         if field is not None:
-            given, allowed = plain.get("given", plain.get(str(field))), plain.get("allowed")
+            given, allowed = plain.get("given", plain.get(str(field))), plain.get("allowed", _ALLOWED.get(code))
             problem = errors.Problem("argv" if field == "argv0" else str(field), message, given, allowed)
             return errors.InvalidRequest(message, problems=[problem], code=code, **plain)
     return cls(message, code=code, **plain)
