@@ -157,7 +157,7 @@ async def test_a_client_that_leaves_does_not_touch_the_process(api: Api, box: st
 
 async def test_a_client_that_leaves_a_blocking_run_lets_go_of_the_stream(api: Api, box: str) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        await api.http.post(path(box, "run"), json={"command": "stay"}, timeout=0.3)
+        await api.http.post(path(box, "run"), json={"command": "stay"}, timeout=httpx.Timeout(60, read=1))
     async with asyncio.timeout(60):
         while 'status="499"' not in (await api.http.get("/metrics")).text:
             await asyncio.sleep(0.02)

@@ -45,7 +45,7 @@ def test_no_process_of_a_copy_or_after_a_rest_reads_an_old_clock(client: dict[st
         snapshot = sandbox.snapshot()
         sandbox.pause()
         rested_at = time.time()
-        time.sleep(15)
+        time.sleep(8)
         back_at = time.time()
         sandbox.resume()
         with Sandbox.create(snapshot, **client) as made:

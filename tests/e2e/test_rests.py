@@ -208,8 +208,8 @@ def test_rests_are_not_seen_by_the_guests_own_clock(client: dict[str, str]) -> N
         begun = time.monotonic()
         first = float(sandbox.run("cut -d' ' -f1 /proc/uptime").stdout)
         sandbox.pause()
-        time.sleep(20)
+        time.sleep(8)
         sandbox.resume()
         last, wall = sandbox.run("cut -d' ' -f1 /proc/uptime; date +%s").stdout.split()
-        assert float(last) - first < time.monotonic() - begun - 15
+        assert float(last) - first < time.monotonic() - begun - 6
         assert abs(int(wall) - time.time()) < 5
