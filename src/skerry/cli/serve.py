@@ -167,6 +167,7 @@ async def _machine(settings: Settings) -> AsyncIterator[Node]:
         disk_operations_per_s=settings.disk_operations_per_s,
         boots_at_once=settings.boots_at_once,
         boot_deadline_s=settings.boot_deadline_s,
+        trust_dir=settings.trust_dir,
         egress_upstream_allow=settings.egress_upstream_allow,
         egress_private_allow=settings.egress_private_allow,
         egress_allow=settings.egress_allow,

@@ -123,6 +123,10 @@ class Settings(BaseSettings):
     boot_deadline_s: float = Field(
         60.0, gt=0, le=3600, description="How long a VM may take to come up on an idle machine"
     )
+    trust_dir: Path = Field(
+        Path("/usr/local/share/ca-certificates"),
+        description="Sandboxes trust the certificates in its .crt files (PEM) beside the public ones",
+    )
     egress_discover: bool = Field(
         default=True,
         description="The curated list of what sandboxes may reach has what this machine's package managers use",

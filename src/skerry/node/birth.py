@@ -33,6 +33,7 @@ from skerry.node.memory.manifest import Manifest
 from skerry.node.net.slots import Slot
 from skerry.node.resources import Held, Resources
 from skerry.node.start import start, start_again
+from skerry.node.trust import furnish
 from skerry.node.vmm.driver import VmHandle, VmSpec
 
 T = TypeVar("T")
@@ -128,7 +129,7 @@ def plan(
         base=str(base),
         layers=layers,
         artefacts=cloned.artefacts if cloned else resources.artefacts,
-        env={**env, **spec.env},
+        env={**(resources.trust.env if origin is None else {}), **env, **spec.env},
         machine_id=secrets.token_hex(16),
         default_user=user,
         default_cwd=cwd,
@@ -229,6 +230,8 @@ async def awaken(
     async with steps.step("record"):
         await in_thread(resources.journal.write, entry)
     if boots:
+        async with steps.step("trust"):
+            await furnish(link, resources.trust)
         await _start(resources, entry, link, steps)
     return entry, link
 

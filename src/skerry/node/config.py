@@ -44,6 +44,8 @@ class NodeConfig:
     template_images: int = 8
     """Memory images of templates, one per shape, that are kept; the one that was not used for longest goes first."""
 
+    trust_dir: Path | None = None
+    """Guests trust the certificates in its `.crt` files beside the public ones."""
     egress_upstream_allow: tuple[str, ...] | None = None
     """Networks that are not public and may be reached all the same: registries within a company's network."""
     egress_private_allow: tuple[str, ...] | None = None

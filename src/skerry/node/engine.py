@@ -13,7 +13,7 @@ from skerry.core.models import EgressLayer, NetworkEvent, SandboxSpec
 from skerry.core.policy import policy_of
 from skerry.egress.upstream import Upstream
 from skerry.images.model import ImageSet
-from skerry.node import host
+from skerry.node import host, trust
 from skerry.node.agents import AgentLink, Agents, GuestAgents, end
 from skerry.node.aio import TaskSet, finish, in_thread, log
 from skerry.node.birth import Steps, template_named, template_of
@@ -97,7 +97,8 @@ class Engine:
             keep = await in_thread(Keep, config.state_dir)
             journal = Journal(config.journal_dir)
             walls = Walls(self._upstream, self._traffic.publish)
-            resources = Resources(config, self._images, self._driver, slots, cgroups, journal, keep, walls)
+            trusted = await in_thread(trust.load, config.trust_dir)
+            resources = Resources(config, self._images, self._driver, slots, cgroups, journal, keep, walls, trusted)
             recovered = await recover(resources, self._agents)
         except BaseException:
             self._lock.release()

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.core.errors import InternalError, SkerryError
@@ -16,6 +16,7 @@ from skerry.node.memory.keep import Keep
 from skerry.node.net import namespace
 from skerry.node.net.slots import Slot, SlotPool
 from skerry.node.net.wall import Wall, Walls
+from skerry.node.trust import Trust
 from skerry.node.vmm.driver import VmDriver, VmHandle
 
 STEP_DEADLINE_S: Final = 30.0
@@ -31,6 +32,7 @@ class Resources:
     journal: Journal
     keep: Keep
     walls: Walls
+    trust: Trust = field(default_factory=Trust)
 
     @property
     def artefacts(self) -> dict[str, str]:

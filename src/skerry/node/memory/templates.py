@@ -42,6 +42,7 @@ class TemplateImages:
         machine = resources.driver.machine(spec.cpu, spec.memory_mb)
         parts = [
             template.key,
+            resources.trust.key,
             str(base),
             *resources.artefacts.values(),
             *(f"{k}={v}" for k, v in sorted(machine.items())),
