@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from skerry.control import Principal
 from skerry.core import ids
-from skerry.core.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from skerry.core.errors import Conflict, Forbidden, InternalError, InvalidRequest, NotFound
 from skerry.core.models import Bindings, ProcessSpec, Sandbox, SandboxSpec, SnapshotState
 from skerry.store.tables import metadata
 from support.fake_node import Fault
@@ -202,3 +202,20 @@ async def test_copies_have_what_the_original_has(house: House) -> None:
     async with house.store.engine.connect() as connection:
         query = text("SELECT count(*) FROM secret_uses WHERE holder_id = :id")
         assert (await connection.execute(query, {"id": copy.id})).scalar_one() == 2
+
+
+async def test_a_damaged_version_keeps_no_server_from_starting(house: House) -> None:
+    box = await house.create(BOUND)
+    await start(house, box)
+    async with house.store.write() as tx:
+        damage = (
+            "UPDATE secret_versions SET sealed = :junk WHERE secret_id = (SELECT id FROM secrets WHERE name = :name)"
+        )
+        await tx.connection.execute(text(damage), {"junk": b"x" * 60, "name": "db-prod"})
+    await house.restart()
+    live = house.services.sandboxes._live.get(box.id)
+    assert live is not None
+    assert list(live.secrets.values()) == [f"{VALUE}#file".encode()]
+    with pytest.raises(InternalError) as damaged:
+        await start(house, box)
+    assert damaged.value.code == "secret_damaged"

@@ -11,6 +11,7 @@ from skerry.control.live import Live
 from skerry.control.secrets import secret_not_found
 from skerry.control.service import Context
 from skerry.control.vault import Vault
+from skerry.core.errors import InternalError
 from skerry.core.models import Bindings, ProcessSpec
 from skerry.core.secrets import laid_over, parse_reference
 from skerry.store import Sealed, Tx
@@ -60,12 +61,18 @@ class Delivery:
 
     async def recall(self, lives: Iterable[Live]) -> None:
         """Learn anew what these were ever given, theirs or what they were made of, so that it is taken out of what they
-        say. Raises as `deliver` does."""
+        say. Raises InternalError `secret_damaged` once it has learned all others."""
         by_id = {live.id: live for live in lives}
+        damage: InternalError | None = None
         async with self._store.read() as tx:
             for holder_id, sealed in await tx.secrets.used(list(by_id)):
                 live = by_id[holder_id]
-                live.learn(await self._opened(tx, live, [sealed]))
+                try:
+                    live.learn(await self._opened(tx, live, [sealed]))
+                except InternalError as error:
+                    damage = error
+        if damage is not None:
+            raise damage
 
     async def _find(self, tx: Tx, project_id: str, bindings: Bindings) -> dict[str, Sealed]:
         """Each reference that is bound, and the version that it stands for now."""

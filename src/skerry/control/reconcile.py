@@ -10,7 +10,7 @@ from skerry.control.endings import Endings
 from skerry.control.live import Live
 from skerry.control.passages import Passages
 from skerry.control.service import Context, Service
-from skerry.core.errors import SkerryError
+from skerry.core.errors import InternalError, SkerryError
 from skerry.core.lifecycle import EndReason, Event, State
 from skerry.core.models import Sandbox
 from skerry.node.contract import Ended, Node
@@ -39,7 +39,12 @@ class Reconcile(Service):
             rows = await tx.sandboxes.live()
         for row in rows:
             await self._adopt_or_end(row)
-        await self._delivery.recall(self._live)
+        try:
+            await self._delivery.recall(self._live)
+        except InternalError as error:  # no reason to serve nobody
+            log.warning(
+                "a secret that a sandbox was given is damaged, and cannot be masked in its output", error=str(error)
+            )
         known = {row.id for row in rows if self._live.get(row.id) is not None}
         await asyncio.gather(*(self._kill_stray(vm, node_id) for vm, node_id in vms.items() if vm not in known))
 
