@@ -5,13 +5,14 @@ import base64
 import json
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from skerry.core.errors import InvalidRequest
-from skerry.core.models import Bindings, Exited, Output, Sandbox, SandboxSpec, Stream
+from skerry.core.models import Bindings, Exited, NetworkEvent, Output, Sandbox, SandboxSpec, Stream
 from skerry.node.contract import ProcessStream
 from support.fake_node import FakeGuest
 from support.house import House, command, opened, until
@@ -237,3 +238,17 @@ async def test_after_a_restart_all_of_it_is_known_again(house: House, box: Sandb
     stream = await house.services.processes.attach(house.me, box.id, process_id)
     assert await rest(stream) == STARS
     assert Stream.STDOUT in stream.begins
+
+
+async def test_what_it_looked_up_is_recorded_without(house: House) -> None:
+    box = await house.create()
+    await start(house, box, Bindings({"T": "later"}))
+    name = f"{LATER}.leak.example"
+    house.node.tell_traffic(NetworkEvent(box.id, datetime.now(UTC), "look_up", allowed=False, rule="none", name=name))
+
+    async def recorded() -> bool:
+        return bool((await house.services.traffic.events(house.me, box.id)).items)
+
+    await until(recorded)
+    (event,) = (await house.services.traffic.events(house.me, box.id)).items
+    assert event.detail["name"] == "*" * len(LATER) + ".leak.example"

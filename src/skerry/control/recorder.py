@@ -73,7 +73,7 @@ class Recorder:
             action,
             subject,
             outcome,
-            self._clean(subject, detail),
+            self.clean(subject, detail),
         )
 
     def on(
@@ -88,10 +88,11 @@ class Recorder:
             action,
             sandbox.id,
             outcome,
-            self._clean(sandbox.id, detail),
+            self.clean(sandbox.id, detail),
         )
 
-    def _clean(self, subject: str | None, detail: dict[str, Any]) -> dict[str, Any]:
+    def clean(self, subject: str | None, detail: dict[str, Any]) -> dict[str, Any]:
+        """Without the secrets that this sandbox was given, while it lives."""
         live = None if subject is None else self._live.get(subject)
         return detail if live is None or live.redactor is None else clean(detail, live.redactor)
 

@@ -55,7 +55,8 @@ class Traffic(Service):
     async def _note(self, event: NetworkEvent) -> None:
         owner = await self._owner(event.sandbox_id)
         if owner is not None:
-            await self._sink.append(_record(event, *owner))
+            record = _record(event, *owner)
+            await self._sink.append(replace(record, detail=self._recorder.clean(event.sandbox_id, record.detail)))
 
     async def _owner(self, sandbox_id: str) -> tuple[str, str] | None:
         found = self._owners.get(sandbox_id)
