@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from skerry.core.errors import Conflict, Gone, InternalError, NotFound, SkerryError
 from skerry.core.models import SandboxSpec
+from skerry.node import host
 from skerry.node.config import NodeConfig
 from skerry.node.engine import Engine
 from skerry.node.vmm.fake import FakeDriver, Faults
@@ -38,8 +40,6 @@ class House:
         class Driver(FakeDriver):
             def machine(self, cpu: int, memory_mb: int) -> dict[str, str]:
                 return {**super().machine(cpu, memory_mb), **house.machine}
-
-        from dataclasses import replace
 
         return Engine(
             replace(self.config, **changes), Driver(self.faults, snapshots=True), self.images, agents=self.agents
@@ -472,6 +472,21 @@ async def test_the_pool_hands_out_each_clone_once_and_takes_the_rest_away(house:
     assert len(house.left.processes) == 5  # the sandboxes run on; what stood ready is gone
     async with house.engine() as engine:
         assert len(engine.sandboxes()) == 5
+
+
+async def test_a_host_that_runs_low_on_memory_takes_its_warm_clones_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house.engine(pool_floor=0, pool_ceiling=3, memory_floor_mb=512) as engine:
+        await engine.create("sb1", SPEC)
+        await engine.create("sb2", SPEC)
+        await until(lambda: engine.pool() and engine.pool()[0].ready == 2)
+        enough = host.memory()
+        monkeypatch.setattr("skerry.node.host.memory", lambda: replace(enough, available_mb=511))
+        await until(lambda: engine.pool()[0].ready == 0 and len(house.left.processes) == 2)
+        assert {s.id for s in engine.sandboxes()} == {"sb1", "sb2"}
+        monkeypatch.setattr("skerry.node.host.memory", lambda: enough)
+        await until(lambda: engine.pool()[0].ready > 0)
 
 
 async def test_a_hand_over_that_a_crash_cut_off_is_the_sandboxs(house: House) -> None:
