@@ -177,6 +177,19 @@ def test_errors_have_connects_form(http: httpx.Client) -> None:
     assert http.post("/process.Process/NoSuch", json={}).status_code == 404
 
 
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"{", b"[]", b'{"process":{"pid":-1}}', b'{"process":7}', b'{"process":{"tag":"\xff"}}', b'{"a":' * 100_000],
+    ids=["empty", "cut", "list", "range", "type", "utf8", "deep"],
+)
+def test_a_message_that_cannot_be_read_is_the_clients_fault(http: httpx.Client, message: bytes) -> None:
+    answer = http.post("/process.Process/CloseStdin", content=message, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+    with http.stream("POST", "/process.Process/Connect", content=envelope(message), headers=JSON_STREAM) as streamed:
+        (flags, end) = next(frames(streamed.iter_bytes()))
+    assert (flags & 2, json.loads(end)["error"]["code"]) == (2, "invalid_argument")
+
+
 def test_nothing_answers_without_the_token_but_health(server: Server, http: httpx.Client, box: Sandbox) -> None:
     for token in (None, "", "0" * 64, token_of(server, "another")):
         headers = {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": "49983"}

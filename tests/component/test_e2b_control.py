@@ -106,6 +106,7 @@ async def test_all_that_a_sandbox_can_be_given(e2b: Control) -> None:
         ("network", {"denyOut": ["10.0.0.0/33"]}),
         ("network", {"dnsServers": ["1.1.1.1"]}),
         ("network", {"egressProxy": {"address": "p:1"}}),
+        ("network", {"egressProxy": {}}),
         ("network", {"rules": {"a.b": []}}),
         ("network", {"httpsPorts": [8443]}),
         ("network", {"maskRequestHost": "a b"}),
@@ -704,6 +705,7 @@ async def test_network_update(e2b: Control) -> None:
     for opens in (
         {"allowOut": ["example.com"]},
         {"egressProxy": {"address": "a:1"}},
+        {"egressProxy": {}},
         {"dnsServers": ["1.1.1.1"]},
         {"rules": {"a.b": [{}]}},
         {"allowPublicTraffic": False},

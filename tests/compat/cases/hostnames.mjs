@@ -64,6 +64,16 @@ export async function test_signed_urls_name_the_sandbox() {
   assert.equal(await (await fetch(down)).text(), 'by URL')
 }
 
+// The first message of a WebSocket.
+function greeting(host) {
+  const { WebSocket } = globalThis.compat.client('undici')
+  const socket = new WebSocket(`wss://${host}/`)
+  return new Promise((resolve, reject) => {
+    socket.onmessage = (message) => resolve(message.data)
+    socket.onerror = (event) => reject(event.error ?? new Error('it was not opened'))
+  })
+}
+
 export async function test_a_server_in_the_sandbox() {
   const box = await sandbox()
   await box.files.write('server.js', SERVER)
@@ -71,16 +81,26 @@ export async function test_a_server_in_the_sandbox() {
   const host = box.getHost(8002)
   await until(async () => (await fetch(`https://${host}/`)).status === 200)
   assert.equal(await (await fetch(`https://${host}/a%2Fb?c=d`)).text(), 'at /a%2Fb?c=d')
-  const { WebSocket } = globalThis.compat.client('undici')
-  const socket = new WebSocket(`wss://${host}/`)
-  const heard = await new Promise((resolve, reject) => {
-    socket.onmessage = (message) => resolve(message.data)
-    socket.onerror = (event) => reject(event.error ?? new Error('it was not opened'))
-  })
-  assert.equal(heard, 'hello')
+  assert.equal(await greeting(host), 'hello')
   const closed = await fetch(`https://${box.getHost(8003)}/`)
   assert.equal(closed.status, 502)
   assert.equal((await closed.json()).message, 'The sandbox is running but port is not open')
+}
+
+export async function test_a_websocket_wakes_what_rests() {
+  const box = await e2b.Sandbox.create({ timeoutMs: 300_000, lifecycle: { onTimeout: 'pause', autoResume: true } })
+  try {
+    await box.files.write('server.js', SERVER)
+    await box.commands.run('node server.js', { background: true, timeoutMs: 0 })
+    const host = box.getHost(8002)
+    await until(async () => (await fetch(`https://${host}/`)).status === 200)
+    assert.equal(await (box.pause ?? box.betaPause).call(box), true)
+    assert.equal((await e2b.Sandbox.getInfo(box.sandboxId)).state, 'paused')
+    assert.equal(await greeting(host), 'hello')
+    assert.equal((await e2b.Sandbox.getInfo(box.sandboxId)).state, 'running')
+  } finally {
+    await box.kill()
+  }
 }
 
 export async function test_one_that_is_over_is_not_running() {

@@ -143,3 +143,17 @@ def test_one_that_rests_or_is_over_is_not_running():
     assert box.is_running() is False
     status, answer = fetch(f"https://{host}/")
     assert (status, b"The sandbox was not found" in answer) == (502, True), answer
+
+
+def test_a_request_to_a_port_wakes_what_rests():
+    box = Sandbox.create(timeout=300, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    try:
+        box.files.write("page.txt", "awake")
+        url = serve(box, 8000)
+        for fetched in (lambda: fetch(f"{url}/page.txt"), lambda: (200, box.files.read("page.txt").encode())):
+            assert box.pause() is True
+            assert fetched() == (200, b"awake")
+            assert box.get_info().lifecycle == {"on_timeout": "pause", "auto_resume": True}
+            assert box.is_running() is True
+    finally:
+        box.kill()

@@ -85,7 +85,7 @@ def refuse_network(network: models.Network | models.NetworkUpdate, prefix: str =
     """What of a way out cannot be had."""
     if network.dns_servers:
         raise InvalidRequest.of(f"{prefix}dnsServers", "names are looked up by this server, and by no other")
-    if network.egress_proxy:
+    if network.egress_proxy is not None:
         raise InvalidRequest.of(f"{prefix}egressProxy", "a proxy is this server's to have (setting egress_proxy)")
     if network.rules:
         raise InvalidRequest.of(f"{prefix}rules", "requests leave as they are: no headers are added to them")

@@ -1,7 +1,7 @@
 """The application: which sandbox, may the caller, and then whose answer it is."""
 
 import asyncio
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import structlog
 from starlette.datastructures import Headers, QueryParams
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skerry.api.e2b.envd import errors, rest
 from skerry.api.e2b.envd.call import BadUserError, Call, current, keepalive_of, user_of
-from skerry.api.e2b.envd.connect import MESSAGE_BYTES_MAX, Rpc
+from skerry.api.e2b.envd.connect import CODECS, MESSAGE_BYTES_MAX, Rpc
 from skerry.api.e2b.envd.filesystem import FilesystemService
 from skerry.api.e2b.envd.process import ProcessService
 from skerry.api.e2b.envd.watches import Watchers
@@ -42,8 +42,9 @@ class EnvdApp:
     def __init__(self, services: Services, stopping: asyncio.Event, owned: Owned) -> None:
         self._services = services
         self._watchers = Watchers(owned)
-        process = ProcessASGIApplication(ProcessService(), read_max_bytes=MESSAGE_BYTES_MAX)
-        filesystem = FilesystemASGIApplication(FilesystemService(self._watchers), read_max_bytes=MESSAGE_BYTES_MAX)
+        how: dict[str, Any] = {"read_max_bytes": MESSAGE_BYTES_MAX, "codecs": CODECS}
+        process = ProcessASGIApplication(ProcessService(), **how)
+        filesystem = FilesystemASGIApplication(FilesystemService(self._watchers), **how)
         self._rpc = {
             "/process.Process/": Rpc(cast("ASGIApp", process), stopping),
             "/filesystem.Filesystem/": Rpc(cast("ASGIApp", filesystem), stopping),

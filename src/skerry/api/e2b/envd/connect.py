@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 from connectrpc.code import Code
+from connectrpc.codec import Codec, proto_binary_codec, proto_json_codec
 from connectrpc.errors import ConnectError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,6 +31,28 @@ MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 _MEDIA: Final = (b"application/json", b"application/proto", b"application/connect+json", b"application/connect+proto")
 
 log = structlog.get_logger("skerry.api")
+
+
+class Readable:
+    """A codec whose messages that cannot be read are the client's fault; connectrpc calls them unknown errors."""
+
+    def __init__(self, codec: Codec[Any, Any]) -> None:
+        self._codec = codec
+
+    def name(self) -> str:
+        return self._codec.name()
+
+    def encode(self, message: Any) -> bytes:
+        return self._codec.encode(message)
+
+    def decode(self, data: bytes | bytearray, message_class: type[T]) -> T:
+        try:
+            return self._codec.decode(data, message_class)
+        except Exception as error:  # whatever the decoder has against it
+            raise ConnectError(Code.INVALID_ARGUMENT, f"the message cannot be read: {error}") from error
+
+
+CODECS: Final = (Readable(proto_binary_codec()), Readable(proto_json_codec()))
 
 
 class Rpc:
