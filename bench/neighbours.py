@@ -5,14 +5,9 @@ from typing import Any, Final
 
 from bench.measure import Row, percentile, times_ms
 from skerry import Sandbox
+from support.misbehaviour import ATTACKS
 
 COMMANDS: Final = 100
-ATTACKS: Final = {
-    "a busy loop on every CPU": "for i in 1 2 3 4; do (while :; do :; done) & done; wait",
-    "a fork bomb": "bomb() { bomb | bomb & }; bomb; sleep 600",
-    "memory that runs out": "while :; do python3 -c 'a = []\nwhile True: a.append(bytes(1 << 20))'; done",
-    "a disk that is filled": "while :; do dd if=/dev/zero of=/home/user/fill bs=1M conv=fsync 2>/dev/null; done",
-}
 
 
 def rows(client: dict[str, Any]) -> Iterator[Row]:

@@ -9,16 +9,11 @@ import pytest
 
 from skerry import Client, Sandbox
 from support.machine import instance
+from support.misbehaviour import ATTACKS
 from support.server import Server
 
 pytestmark = pytest.mark.vm
 MB_PER_S, OPERATIONS_PER_S = 16, 400
-ATTACKS = {
-    "busy loops": "for i in 1 2 3 4; do (while :; do :; done) & done; wait",
-    "a fork bomb": "bomb() { bomb | bomb & }; bomb; sleep 600",
-    "out of memory": "while :; do python3 -c 'a = []\nwhile True: a.append(bytes(1 << 20))'; done",
-    "a full disk": "while :; do dd if=/dev/zero of=/home/user/fill bs=1M conv=fsync 2>/dev/null; done",
-}
 
 
 @pytest.fixture(scope="module")
