@@ -133,7 +133,7 @@ def test_the_jail_shows_a_booted_guests_files_and_lets_it_write_its_own() -> Non
     assert "/q/qemu-system-x86_64" in found["-R"]
     assert found["-d"] == {"/d"}
     assert "-u" not in found
-    assert "-v" not in found
+    assert found["-v"] == {"/dev/null"}
 
 
 def test_the_jail_shows_an_image_read_only_except_to_a_qemu_that_cannot_open_it_so() -> None:
