@@ -18,9 +18,9 @@ def layer(*allow: str, deny: tuple[str, ...] = (), mode: Mode = Mode.DENY, origi
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ("pypi.org", "pypi.org"),
-        ("PyPI.org.", "pypi.org"),
-        ("pypi.org:80,443", "pypi.org"),
+        ("example.org", "example.org"),
+        ("Example.org.", "example.org"),
+        ("example.org:80,443", "example.org"),
         ("*.Test", "*.test"),
         ("github.com:22", "github.com:22"),
         ("a.test:8000-8010,22", "a.test:22,8000-8010"),

@@ -2,8 +2,8 @@
 
 A rule is a text:
 
-    pypi.org                     this name, on ports 80 and 443
-    *.pythonhosted.org           every name below it, however deep, but not the name itself
+    example.org                  this name, on ports 80 and 443
+    *.example.org                every name below it, however deep, but not the name itself
     github.com:22                this name on this port; `:22,443`, `:8000-8010` and `:*` work too
     10.9.0.0/24:5432             addresses, on these ports; without ports, on all
     db.internal:5432 -> 10.0.0.7:5432    a tunnel: this name and port, led to a private service and nothing beside it
@@ -97,7 +97,7 @@ class Layer:
 class Verdict:
     allowed: bool
     rule: str
-    """The rule that decided, such as `project: allow pypi.org` or `sandbox: nothing allows it`."""
+    """The rule that decided, such as `project: allow example.org` or `sandbox: nothing allows it`."""
     target: tuple[str, int] | None = None
     """Where a tunnel leads."""
     listed: bool = False
