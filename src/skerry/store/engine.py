@@ -7,6 +7,7 @@ for having started as a reader. PostgreSQL: read committed; rows that are read t
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
@@ -176,8 +177,8 @@ def _sqlite(url: URL) -> AsyncEngine:
         # The driver must not open transactions by itself: `on_begin` says which kind.
         dbapi_connection.isolation_level = None
         cursor = dbapi_connection.cursor()
+        _to_wal(cursor)
         for pragma in (
-            "journal_mode=WAL",
             "synchronous=FULL",
             "foreign_keys=ON",
             f"busy_timeout={int(BUSY_S * 1000)}",
@@ -194,6 +195,21 @@ def _sqlite(url: URL) -> AsyncEngine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def _to_wal(cursor: Any) -> None:
+    """Of a new database. SQLite waits for nobody here: of two that switch at once it refuses one, lest they wait for
+    each other."""
+    end = time.monotonic() + BUSY_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.005)
+        else:
+            return
 
 
 @asynccontextmanager
