@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, ip_address, ip_network
@@ -424,6 +425,38 @@ async def test_connections_are_bounded(world: World) -> None:
         with third, pytest.raises(ConnectionError):
             assert await asyncio.get_running_loop().sock_recv(third, 1) != b""
         assert "more than 2" in world.records[0].verdict.rule
+
+
+async def test_new_connections_are_bounded_in_their_rate(world: World) -> None:
+    port = await world.serve()
+    world.allow(f"a.test:7000 -> 127.0.0.1:{port}")
+    world.start(connections_per_s=5)
+    begun = time.monotonic()
+    for _ in range(40):
+        world.connect("a.test", 7000).close()
+    at_most = 5 + 5 * (time.monotonic() - begun) + 1
+    await world.settled()
+    refused = [record for record in world.records if record.verdict.rule == "more than 5 connections in a second"]
+    assert not any(record.verdict.allowed for record in refused)
+    assert 40 - at_most <= len(refused) <= 35
+
+
+async def test_a_sandboxes_connections_share_its_rate(world: World) -> None:
+    size = 600_000
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        writer.write(b"x" * size)
+        await writer.drain()
+        writer.close()
+
+    port = await world.serve(pour)
+    world.allow(f"a.test:7000 -> 127.0.0.1:{port}")
+    world.start(bytes_per_s=1_000_000)
+    begun = time.monotonic()
+    said = await asyncio.gather(*(world.say("a.test", 7000, b"\0") for _ in range(2)))
+    assert [len(each) for each in said] == [size, size]
+    assert time.monotonic() - begun > 0.9 * 2 * size / 1_000_000
 
 
 async def test_a_silent_connection_ends(world: World) -> None:

@@ -171,6 +171,9 @@ async def _machine(settings: Settings) -> AsyncIterator[Node]:
         egress_upstream_allow=settings.egress_upstream_allow,
         egress_private_allow=settings.egress_private_allow,
         egress_allow=settings.egress_allow,
+        egress_connections=settings.egress_connections,
+        egress_connections_per_s=settings.egress_connections_per_s,
+        egress_mb_per_s=settings.egress_mb_per_s,
         egress_proxy=settings.egress_proxy,
     )
     async with await build_engine(config) as engine:

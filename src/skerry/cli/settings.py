@@ -146,6 +146,16 @@ class Settings(BaseSettings):
         description="What is not public and may be reached where a project's rule names it itself, by a tunnel or an "
         "address: NAME:PORTS or ADDRESS[/LENGTH][:PORTS], separated by semicolons",
     )
+    egress_connections: int = Field(1000, ge=1, le=100_000, description="Connections that leave a sandbox at a time")
+    egress_connections_per_s: int = Field(
+        200, ge=0, le=1_000_000, description="New ones in a second, and so many at once; 0: any number"
+    )
+    egress_mb_per_s: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="MB in a second on all of a sandbox's connections, both ways; 0: as many as come",
+    )
     egress_proxy: str | None = Field(
         None,
         description="http://[USER:PASSWORD@]HOST[:PORT]: a proxy that is asked to CONNECT to what is not private",

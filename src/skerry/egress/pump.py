@@ -11,6 +11,8 @@ CHUNK: Final = 256 * 1024
 
 Filter = Callable[[bytes], Awaitable[bytes]]
 """Sees bytes before they pass and returns those that may. Raising ends the connection."""
+Pay = Callable[[float], Awaitable[None]]
+"""Waits until so many more bytes may pass."""
 
 
 class Traffic:
@@ -35,6 +37,7 @@ async def both_ways(
     idle_s: float,
     outgoing: Filter | None = None,
     incoming: Filter | None = None,
+    pay: Pay | None = None,
 ) -> None:
     """Pass bytes until both sides have ended; a half-close is passed on. Non-blocking sockets; neither is closed.
 
@@ -51,8 +54,8 @@ async def both_ways(
         quiet_since = loop.time()
 
     ways = [
-        asyncio.ensure_future(_one_way(inner, outer, lambda n: count(n, 0), outgoing)),
-        asyncio.ensure_future(_one_way(outer, inner, lambda n: count(0, n), incoming)),
+        asyncio.ensure_future(_one_way(inner, outer, lambda n: count(n, 0), outgoing, pay)),
+        asyncio.ensure_future(_one_way(outer, inner, lambda n: count(0, n), incoming, pay)),
     ]
     pending: set[asyncio.Future[None]] = set(ways)
     try:
@@ -70,13 +73,19 @@ async def both_ways(
 
 
 async def _one_way(
-    source: socket.socket, target: socket.socket, count: Callable[[int], None], through: Filter | None
+    source: socket.socket,
+    target: socket.socket,
+    count: Callable[[int], None],
+    through: Filter | None,
+    pay: Pay | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     buffer = bytearray(CHUNK)
     view = memoryview(buffer)
     while size := await loop.sock_recv_into(source, view):
         count(size)
+        if pay is not None:
+            await pay(size)
         if through is None:
             await loop.sock_sendall(target, view[:size])
         elif passed := await through(bytes(view[:size])):

@@ -1,5 +1,6 @@
 """How much of something may happen in a time."""
 
+import asyncio
 import time
 from typing import Final
 
@@ -21,3 +22,17 @@ class Bucket:
             return False
         self._left -= 1
         return True
+
+
+class Pace:
+    """Holds up whoever would go beyond `rate` a second, all of its users together."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate: Final = rate
+        self._paid_until = time.monotonic()
+
+    async def pay(self, amount: float) -> None:
+        """Returns once all that was paid for before, this included, may have happened."""
+        now = time.monotonic()
+        self._paid_until = max(self._paid_until, now) + amount / self._rate
+        await asyncio.sleep(self._paid_until - now)

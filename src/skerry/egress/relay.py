@@ -20,6 +20,7 @@ from skerry.core.netaddr import Address
 from skerry.core.policy import Policy, Verdict
 from skerry.egress.names import NETWORK, NameTable
 from skerry.egress.pump import IdleError, Traffic, both_ways, reset
+from skerry.egress.rate import Bucket, Pace
 from skerry.egress.sniff import Malformed
 from skerry.egress.upstream import Upstream
 from skerry.egress.words import CHUNK, CLIENT_FIRST, HEAD_S, Disagreement, Words, explain, first_words
@@ -31,6 +32,10 @@ SO_ORIGINAL_DST: Final = 80
 class Limits:
     connections: int = 1000
     """At a time."""
+    connections_per_s: int = 200
+    """New ones, on average; so many at once too. 0: unbounded."""
+    bytes_per_s: int = 0
+    """Of all connections together, both ways. 0: unbounded."""
     idle_s: float = 3600.0
     """How long a connection may be silent."""
 
@@ -92,6 +97,8 @@ class Relay:
         self._upstream = upstream
         self._record = record
         self._limits = limits or Limits()
+        self._new = Bucket(self._limits.connections_per_s) if self._limits.connections_per_s else None
+        self._pace = Pace(self._limits.bytes_per_s) if self._limits.bytes_per_s else None
         self._flows: dict[asyncio.Task[None], _Flow] = {}
 
     @property
@@ -101,13 +108,20 @@ class Relay:
     def take(self, inner: socket.socket, wanted: IPv4Address, port: int) -> None:
         """Carry an accepted, non-blocking connection that was to go there. It is the relay's from now on."""
         flow = _Flow(inner, wanted, port, self._table.name(wanted))
-        if len(self._flows) >= self._limits.connections:
-            verdict = Verdict(allowed=False, rule=f"more than {self._limits.connections} connections at a time")
-            self._end(flow, verdict, None)
+        if (beyond := self._beyond()) is not None:
+            self._end(flow, Verdict(allowed=False, rule=beyond), None)
             return
         task = asyncio.create_task(self._carry(flow), name="egress")
         self._flows[task] = flow
         task.add_done_callback(lambda done: self._flows.pop(done, None))
+
+    def _beyond(self) -> str | None:
+        """Which limit one more connection would break."""
+        if len(self._flows) >= self._limits.connections:
+            return f"more than {self._limits.connections} connections at a time"
+        if self._new is not None and not self._new.take():
+            return f"more than {self._limits.connections_per_s} connections in a second"
+        return None
 
     def judge_again(self) -> int:
         """After a change of the policy: cut what it forbids now. Returns how many connections that were."""
@@ -175,6 +189,7 @@ class Relay:
             idle_s=self._limits.idle_s,
             outgoing=flow.words.outgoing if flow.words is not None else None,
             incoming=flow.words.incoming if flow.words is not None else None,
+            pay=self._pace.pay if self._pace is not None else None,
         )
         flow.orderly = True
 

@@ -30,6 +30,12 @@ class NodeConfig:
     """How much each sandbox reads, and how much it writes, of its disk in a second. 0: unbounded."""
     disk_operations_per_s: int = 20_000
     """How often. 0: unbounded."""
+    egress_connections: int = 1000
+    """Through a sandbox's relay, at a time."""
+    egress_connections_per_s: int = 200
+    """New ones. 0: unbounded."""
+    egress_mb_per_s: int = 0
+    """Of all of a sandbox's connections together, both ways. 0: unbounded."""
     slots: int = 2
     """Network slots kept ready."""
     boot_deadline_s: float = 60.0

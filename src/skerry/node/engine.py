@@ -11,6 +11,7 @@ from skerry.core.errors import Conflict, InternalError, InvalidRequest, NotFound
 from skerry.core.lifecycle import EndReason, gone
 from skerry.core.models import EgressLayer, NetworkEvent, SandboxSpec
 from skerry.core.policy import policy_of
+from skerry.egress.relay import Limits as EgressLimits
 from skerry.egress.upstream import Upstream
 from skerry.images.model import ImageSet
 from skerry.node import host, trust
@@ -96,7 +97,10 @@ class Engine:
             slots = SlotPool(config.instance, config.slots)
             keep = await in_thread(Keep, config.state_dir)
             journal = Journal(config.journal_dir)
-            walls = Walls(self._upstream, self._traffic.publish)
+            limits = EgressLimits(
+                config.egress_connections, config.egress_connections_per_s, config.egress_mb_per_s << 20
+            )
+            walls = Walls(self._upstream, self._traffic.publish, limits)
             trusted = await in_thread(trust.load, config.trust_dir)
             resources = Resources(config, self._images, self._driver, slots, cgroups, journal, keep, walls, trusted)
             recovered = await recover(resources, self._agents)

@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from skerry.egress import dns
 from skerry.egress.ledger import Ledger
 from skerry.egress.names import NameTable
 from skerry.egress.rate import Bucket
-from skerry.egress.relay import Relay, destination
+from skerry.egress.relay import Limits, Relay, destination
 from skerry.egress.upstream import Upstream
 from skerry.node.aio import TaskSet, in_thread, log
 from skerry.node.net import namespace, refused, rules
@@ -72,13 +72,14 @@ class Wall:
         names: NameFile,
         upstream: Upstream,
         publish: Callable[[NetworkEvent], None],
+        limits: Limits,
     ) -> None:
         self._slot = slot
         self._sandbox_id = sandbox_id
         self._policy = policy_of(layers)
         self._names = names
         self._ledger = Ledger(sandbox_id, publish)
-        self._relay = Relay(lambda: self._policy, names.table, upstream, self._ledger.connection)
+        self._relay = Relay(lambda: self._policy, names.table, upstream, self._ledger.connection, limits)
         self._tasks = TaskSet()
         self._sockets: list[socket.socket] = []
         self._questions = Bucket(DNS_RATE)
@@ -249,12 +250,14 @@ class Walls:
 
     upstream: Upstream
     publish: Callable[[NetworkEvent], None]
+    limits: Limits = field(default_factory=Limits)
 
     async def open(
         self, slot: Slot, sandbox_id: str, layers: Sequence[EgressLayer], directory: Path, names: Sequence[str]
     ) -> Wall:
         """`directory`: of its VM, where the names are kept as long as it lives. Raises InternalError."""
-        wall = Wall(slot, sandbox_id, layers, NameFile(directory / "names", names), self.upstream, self.publish)
+        file = NameFile(directory / "names", names)
+        wall = Wall(slot, sandbox_id, layers, file, self.upstream, self.publish, self.limits)
         await wall.open()
         return wall
 
