@@ -1,6 +1,7 @@
 """Secrets that are lent to a process of a real agent: there for the process, and for nobody else."""
 
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,11 @@ VALUE = "line 1-Xq7-marker\n$HOME 'x' \"y\" ü"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o711)  # another user is to get to the files
-    made = tmp_path / "secrets"
-    made.mkdir(mode=0o711)
-    return made
+def place() -> Iterator[Path]:
+    """Not below pytest's directories, which are their owner's alone: another user is to get to the files."""
+    with tempfile.TemporaryDirectory(prefix="secrets-") as made:
+        Path(made).chmod(0o711)
+        yield Path(made)
 
 
 @pytest.fixture

@@ -154,13 +154,14 @@ async def test_without_a_policy_nothing_passes(world: World) -> None:
     assert not world.heard
 
 
-async def test_a_listed_address_passes(world: World) -> None:
+async def test_a_listed_address_is_the_relays_to_judge(world: World) -> None:
     guest = await world.guest(world.layer("127.0.0.0/8", "10.1.2.0/24"))
     said = await run(guest, "python3 -c \"import socket; socket.create_connection(('10.1.3.1', 80), 20)\"")
     assert "Connection refused" in said
-    await run(guest, "curl -sS -m 2 http://10.1.2.3/")  # to the relay, which finds nobody there
+    await run(guest, "curl -sS -m 2 http://10.1.2.3/")  # to the relay, which goes to no private one by itself
     event = await world.saw(kind="connection", address="10.1.2.3")
-    assert event.allowed
+    assert not event.allowed
+    assert "its operator has not opened it" in event.rule
 
 
 async def test_a_change_counts_at_once(world: World) -> None:
