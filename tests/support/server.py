@@ -1,9 +1,7 @@
 """A real `skerry serve` in a process of its own, on a data directory and a port of its own."""
 
-import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -22,13 +20,9 @@ ALIVE = ["creating", "running", "pausing", "paused", "resuming"]
 
 
 def free_port() -> int:
-    """A port that nobody has, and that the kernel gives to nobody who asks for any: below those, and drawn, since other
-    tests look for one at the same time."""
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 class Server:
