@@ -1,6 +1,7 @@
 """The relay with real sockets on both sides: what passes, what does not, and what a client is told."""
 
 import asyncio
+import contextlib
 import datetime
 import socket
 import ssl
@@ -425,6 +426,17 @@ async def test_connections_are_bounded(world: World) -> None:
         with third, pytest.raises(ConnectionError):
             assert await asyncio.get_running_loop().sock_recv(third, 1) != b""
         assert "more than 2" in world.records[0].verdict.rule
+
+
+async def test_as_many_as_may_be_open_may_come_at_once(world: World) -> None:
+    port = await world.serve()
+    world.allow(f"a.test:7000 -> 127.0.0.1:{port}")
+    world.start()
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(400):
+            open_ones.enter_context(world.connect("a.test", 7000))
+        assert not [record for record in world.records if not record.verdict.allowed]
+    await world.settled()
 
 
 async def test_new_connections_are_bounded_in_their_rate(world: World) -> None:

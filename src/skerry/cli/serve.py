@@ -151,6 +151,7 @@ async def database(settings: Settings) -> AsyncIterator[Store]:
 @asynccontextmanager
 async def _machine(settings: Settings) -> AsyncIterator[Node]:
     """The running node."""
+    upstream_allow, private_allow, allow = settings.egress_lists
     config = NodeConfig(
         data_dir=settings.data_dir,
         cache_dir=settings.cache_dir,
@@ -168,9 +169,9 @@ async def _machine(settings: Settings) -> AsyncIterator[Node]:
         boots_at_once=settings.boots_at_once,
         boot_deadline_s=settings.boot_deadline_s,
         trust_dir=settings.trust_dir,
-        egress_upstream_allow=settings.egress_upstream_allow,
-        egress_private_allow=settings.egress_private_allow,
-        egress_allow=settings.egress_allow,
+        egress_upstream_allow=upstream_allow,
+        egress_private_allow=private_allow,
+        egress_allow=allow,
         egress_connections=settings.egress_connections,
         egress_connections_per_s=settings.egress_connections_per_s,
         egress_mb_per_s=settings.egress_mb_per_s,

@@ -148,7 +148,7 @@ class Settings(BaseSettings):
     )
     egress_connections: int = Field(1000, ge=1, le=100_000, description="Connections that leave a sandbox at a time")
     egress_connections_per_s: int = Field(
-        200, ge=0, le=1_000_000, description="New ones in a second, and so many at once; 0: any number"
+        1000, ge=0, le=1_000_000, description="New ones in a second, and so many at once; 0: any number"
     )
     egress_mb_per_s: int = Field(
         0,

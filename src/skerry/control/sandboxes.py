@@ -14,6 +14,7 @@ from skerry.control.origin import made_of
 from skerry.control.passages import IN_PASSAGE, Passages
 from skerry.control.principal import Principal, Scope
 from skerry.control.service import Context, Service
+from skerry.control.traffic import EVENTS_MAX
 from skerry.control.traffic import PREFIX as TRAFFIC
 from skerry.core.errors import Conflict
 from skerry.core.lifecycle import FINAL, EndReason, Event, State, gone
@@ -21,7 +22,6 @@ from skerry.core.limits import check_range, refuse
 from skerry.core.models import GuestMetrics, Sandbox, SandboxSpec
 from skerry.store import Page, Tenant, Tx
 
-EVENTS_MAX = 1000
 CONSOLE_MAX = 65_536
 
 

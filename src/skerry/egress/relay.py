@@ -32,8 +32,8 @@ SO_ORIGINAL_DST: Final = 80
 class Limits:
     connections: int = 1000
     """At a time."""
-    connections_per_s: int = 200
-    """New ones, on average; so many at once too. 0: unbounded."""
+    connections_per_s: int = 1000
+    """New ones, on average; so many at once too, and so no fewer than may be open. 0: unbounded."""
     bytes_per_s: int = 0
     """Of all connections together, both ways. 0: unbounded."""
     idle_s: float = 3600.0

@@ -21,10 +21,7 @@ async def build_engine(config: NodeConfig) -> Engine:
     verdict = await choose(config.accelerator, toolchain, image_set.kernel, config.cache_dir)
     log.debug("accelerator", accelerator=verdict.accelerator, because=verdict.because, qemu=toolchain.version_text)
     upstream = upstream_of(
-        config.egress_upstream_allow or (),
-        config.egress_private_allow or (),
-        config.egress_allow or (),
-        config.egress_proxy,
+        config.egress_upstream_allow, config.egress_private_allow, config.egress_allow, config.egress_proxy
     )
     driver = QemuDriver(toolchain, verdict.accelerator, image_set.jail)
     return Engine(config, driver, image_set, upstream=upstream)

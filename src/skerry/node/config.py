@@ -32,7 +32,7 @@ class NodeConfig:
     """How often. 0: unbounded."""
     egress_connections: int = 1000
     """Through a sandbox's relay, at a time."""
-    egress_connections_per_s: int = 200
+    egress_connections_per_s: int = 1000
     """New ones. 0: unbounded."""
     egress_mb_per_s: int = 0
     """Of all of a sandbox's connections together, both ways. 0: unbounded."""
@@ -52,11 +52,11 @@ class NodeConfig:
 
     trust_dir: Path | None = None
     """Guests trust the certificates in its `.crt` files beside the public ones."""
-    egress_upstream_allow: tuple[str, ...] | None = None
+    egress_upstream_allow: tuple[str, ...] = ()
     """Networks that are not public and may be reached all the same: registries within a company's network."""
-    egress_private_allow: tuple[str, ...] | None = None
+    egress_private_allow: tuple[str, ...] = ()
     """What is not public and may be reached where a policy's rule names it itself."""
-    egress_allow: tuple[str, ...] | None = None
+    egress_allow: tuple[str, ...] = ()
     """The operator's own rules: where their tunnels lead may be reached."""
     egress_proxy: str | None = field(default=None, repr=False)
     """URL of an HTTP proxy that all connections go through but those to private services."""

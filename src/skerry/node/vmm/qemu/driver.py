@@ -285,10 +285,15 @@ async def _bound_disk(monitor: Monitor, spec: VmSpec) -> None:
     the device when the guest's disk gets a new layer."""
     if not spec.disk_bytes_per_s and not spec.disk_operations_per_s:
         return
-    ways = ("", "_rd", "_wr")
-    bounds = {f"bps{way}": spec.disk_bytes_per_s if way else 0 for way in ways}
-    bounds |= {f"iops{way}": spec.disk_operations_per_s if way else 0 for way in ways}
-    await monitor.execute("block_set_io_throttle", {"id": argv.DISK, **bounds})
+    size, often = spec.disk_bytes_per_s, spec.disk_operations_per_s
+    await monitor.execute(
+        "block_set_io_throttle",
+        {
+            "id": argv.DISK,
+            "bps": 0, "bps_rd": size, "bps_wr": size,
+            "iops": 0, "iops_rd": often, "iops_wr": often,
+        },
+    )  # fmt: skip
 
 
 def _watch_new(launched: Launched) -> Watched:

@@ -24,8 +24,8 @@ DATA: Final = (Path("/usr/share"),)
 
 def read_only(spec: VmSpec) -> list[Path]:
     """The files that a VM's QEMU reads and never writes. Pure."""
-    boot = [spec.kernel, spec.initramfs] if spec.restore is None else []
-    return [*boot, spec.agent_image, *spec.backing]
+    memory = [spec.kernel, spec.initramfs] if spec.restore is None else [spec.restore.ram]
+    return [*memory, spec.agent_image, *spec.backing]
 
 
 def jailed(
@@ -37,16 +37,14 @@ def jailed(
     QEMU runs as user 0, without any of the rights that the name stands for elsewhere.
     """
     options: list[tuple[str, Path | int]] = [("c", file) for file in spec.cgroup_procs]
-    reads, writes = read_only(spec), [spec.disk]
+    writes = [spec.disk]
     if spec.restore is None:
         writes.append(spec.run_dir / argv.RAM)
-    elif toolchain.version >= argv.READ_ONLY_RAM:
-        reads.append(spec.restore.ram)
-    else:
+    elif toolchain.version < argv.READ_ONLY_RAM:
         writes.append(spec.restore.ram)
         options.append(("u", 0))
     options += [("R", path) for path in _programs(toolchain)]
-    options += [("r", path) for path in dict.fromkeys(reads)]
+    options += [("r", path) for path in dict.fromkeys(read_only(spec)) if path not in writes]
     options += [("w", path) for path in writes]
     options.append(("v", Path(os.devnull)))  # by which it finds out how this kernel locks files
     if accelerator == "kvm":
@@ -74,7 +72,7 @@ def let_read(files: Sequence[Path]) -> None:
         found = file.stat()
         if found.st_uid != os.getuid() or found.st_gid != os.getgid():
             os.chown(file, os.getuid(), os.getgid())
-        if stat.S_IMODE(found.st_mode) != 0o444 and not found.st_mode & stat.S_IROTH:
+        if not found.st_mode & stat.S_IROTH:
             file.chmod(0o644)
 
 

@@ -74,25 +74,27 @@ def launch(spec: VmSpec, toolchain: Toolchain, accelerator: argv.Accelerator, ja
     command = jailed(spec, jail, toolchain, accelerator, command)
     with contextlib.ExitStack() as stack:
         try:
-            let_read([*read_only(spec), *([spec.restore.ram] if spec.restore else [])])
+            let_read(read_only(spec))
             if spec.restore is None:
                 _ram_file(spec.run_dir / argv.RAM, spec.memory_mb << 20)
             listener = stack.enter_context(_listen(spec.run_dir / argv.MONITOR))
             netns = namespace.open_namespace(spec.netns)
             stack.callback(os.close, netns)
-            report, told = os.pipe2(os.O_CLOEXEC)
+            report, write_end = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, report)
+            told = stack.enter_context(os.fdopen(write_end, "wb", buffering=0))
             stderr = bounded_file("qemu-stderr", STDERR_BYTES)
         except OSError as error:
             raise InternalError(f"QEMU could not be prepared: {error}", step="vmm") from error
 
         def start() -> int:
-            with contextlib.ExitStack() as inner:
-                inner.callback(os.close, told)
-                tap = namespace.open_tap_here(spec.tap)
-                inner.callback(os.close, tap)
-                descriptors = {2: stderr, MONITOR_FD: listener.fileno(), TAP_FD: tap, REPORT_FD: told}
+            tap = namespace.open_tap_here(spec.tap)
+            try:
+                descriptors = {2: stderr, MONITOR_FD: listener.fileno(), TAP_FD: tap, REPORT_FD: told.fileno()}
                 return spawn(command, descriptors, toolchain.env)
+            finally:
+                os.close(tap)
+                told.close()  # so that reading the other end comes to its end
 
         pid = 0
         try:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from qemu.qmp import EventListener, QMPClient, QMPError
 
 from skerry.core.errors import InternalError
+from skerry.node import host_disk
 from skerry.node.aio import finish
 from skerry.node.vmm.qemu.argv import MONITOR
 
@@ -83,13 +84,13 @@ class Monitor:
 
     async def add_file(self, path: Path, *ways: int) -> str:
         """Hand over a file that QEMU itself cannot get at, opened in each of these ways (`os.O_…`); gives the path by
-        which QEMU opens it, in one of just these ways. QEMU keeps them."""
+        which QEMU opens it, in one of just these ways. QEMU keeps them. Raises NoSpace, InternalError."""
         known: dict[str, int] = {}
         for way in ways:
             try:
                 fd = os.open(path, way | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                raise InternalError(f"{path}: {error.strerror}", step="monitor") from error
+                raise host_disk.failure(error, f"{path} could not be opened", "monitor") from error
             try:
                 async with self._sending:
                     self._send(fd)
